@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.base.system import words
-from pipeline.plan import command_line, config_schema, hydra_errors
+from pipeline.plan import command_line, config_schema
 
 config_schema.register()
 
@@ -40,7 +40,7 @@ def main(config: DictConfig) -> int:
         _refuse(f"hydra/launcher={launcher} is for sweeps; add -m")
     if is_single and OmegaConf.select(config, "blocks"):
         _refuse("this experiment is a sweep; add -m")
-    with hydra_errors.restore_environment():
+    with command_line.restore_environment():
         status = execute([config], is_sweep=False)
     if is_single and status != 0:
         sys.exit(status)  # Hydra ignores the returned value
@@ -53,7 +53,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run() -> None:
-    with hydra_errors.raise_errors():
+    with command_line.raise_errors():
         main()
 
 

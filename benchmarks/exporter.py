@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan.experiment_names import name_rehearsal
+from pipeline.plan.config_reader import name_rehearsal
 from pipeline.record.store import results
 
 EXPERIMENT = "exporter"

@@ -107,7 +107,7 @@ GROUPS = (
     *(SimulatedGroup("mps", degree) for degree in (1, 2, 3, 7)),
 )
 LAUNCHES = ((0,), (1,), (2, 3, 4), (5, 6, 7, 8))
-"""The groups that share a launch of an interleaved window (`pipeline.plan.launches`)."""
+"""The groups that share a launch of an interleaved window (`pipeline.plan.plan_builder`)."""
 
 Place = tuple[int, int, int]
 """Block, workload and group."""

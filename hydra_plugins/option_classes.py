@@ -1,6 +1,7 @@
-"""Make option classes available as schemas in the YAML of a workload.
+"""Make the classes that declare options available as schemas in YAML files.
 
-Example: `defaults: [/schema/products.options.Products@_here_, _self_]`. The classes of this module implement Hydra's
+Example: `defaults: [/schema/products.options.Products@_here_, _self_]`, or for another group than `workload` with the
+group, as in `/schema/scenario/pipeline.prepare.sharing.mig.Mig@_here_`. The classes of this module implement Hydra's
 interfaces for configuration sources and search path entries.
 """
 
@@ -13,7 +14,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from pipeline.plan import option_loader
 
-_SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
+_SCHEMA = re.compile(r"schema/((?:\w+/)?(?:\w+\.)+\w+?)(?:\.yaml)?")
 
 
 class OptionClasses(ConfigSource):
@@ -27,7 +28,8 @@ class OptionClasses(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.rstrip("/") == "schema"
+        folder, _, group = config_path.rstrip("/").partition("/")
+        return folder == "schema" and group in ("", *option_loader.BASES)
 
     def is_config(self, config_path: str) -> bool:
         return _SCHEMA.fullmatch(config_path.removesuffix(".yaml")) is not None

@@ -15,7 +15,7 @@ they lose its keys, and the keys below its keys.
 
 Exceptions: a block keeps the options of its workload that all workloads on the command line have too; a block with a
 mix keeps its window against the preset. `hydra.sweeper.small` is no layer: it reduces the workloads of composed
-combinations (`pipeline/plan/small_workloads.py`).
+combinations (`pipeline/plan/job_entries.py`).
 
 The launchers `gpus` and `slurm` assign the shards of the study to workers (launcher `worker`), and `beside` measures
 the effect of work on other GPUs. Any other launcher runs every combination as a separate study.
@@ -46,7 +46,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, experiment_blocks, hydra_errors, override_remedy, overrides, small_workloads
+from pipeline.plan import command_line, job_entries, override_remedy, overrides
 from pipeline.record import invocation
 from pipeline.scale.launcher_options import SlurmOptions
 
@@ -63,9 +63,9 @@ class StudySweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
-        self.blocks = experiment_blocks.read_blocks(config)
+        self.blocks = overrides.read_blocks(config)
         for name, grid in {"instead": self.instead, "preset": self.preset}.items():
-            experiment_blocks.refuse_mistakes(grid, f"hydra.sweeper.{name}", config)
+            overrides.refuse_mistakes(grid, f"hydra.sweeper.{name}", config)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -76,7 +76,7 @@ class StudySweeper(Sweeper):
         if not invocation.get_current().has_launcher:  # for a worker, the launcher has printed the notes already
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
-        with hydra_errors.restore_environment():
+        with command_line.restore_environment():
             returns = self.launcher.launch(combinations, initial_job_idx=0)
         # Other launchers may run studies in separate processes; `return_value` raises the error of a failed one.
         _exit_unless_0(max((study.return_value or 0 for study in returns), default=0))
@@ -88,7 +88,7 @@ class StudySweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
         typed, blocks = _select_modes(typed, self.blocks)
-        groups = experiment_blocks.GLOBAL_GROUPS
+        groups = overrides.GLOBAL_GROUPS
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in groups]
         if swept:
             group = swept[0].key_or_group
@@ -133,7 +133,7 @@ class StudySweeper(Sweeper):
 
 
 def _is_of_blocks(override: Override) -> bool:
-    is_one = override.key_or_group.partition(".")[0] == experiment_blocks.KEY
+    is_one = override.key_or_group.partition(".")[0] == overrides.BLOCKS
     if is_one and override.is_sweep_override():
         raise ConfigError(f"{override.input_line} is not a list of grids; write 'blocks=[{{degree: 2}},...]'")
     return is_one
@@ -237,7 +237,7 @@ class StudyLauncher(Launcher):
             composed = loader.load_sweep_config(self.config, list(key))
             HydraConfig.instance().set_config(composed)
             with open_dict(composed):
-                del composed["hydra"], composed[experiment_blocks.KEY]
+                del composed["hydra"], composed[overrides.BLOCKS]
             self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
         text, hydra_conf = self.composed[key]
         config: DictConfig = pickle.loads(text)  # noqa: S301  pickled above
@@ -248,12 +248,12 @@ class StudyLauncher(Launcher):
             if not choices:
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
-            has_blocks = bool(OmegaConf.select(self.config, experiment_blocks.KEY))
+            has_blocks = bool(OmegaConf.select(self.config, overrides.BLOCKS))
             remedy = "" if has_blocks else "; put settings of single combinations into blocks of an experiment file"
             raise ConfigError(f"{command_line.explain(error)} (in the combination with {chosen}{remedy})") from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
-            small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
+            job_entries.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
         if b"${hydra:" in text or any("${hydra:" in str(override.value()) for override in values):
             HydraConfig.instance().cfg = hydra_conf  # HydraConfig may have the combination that was composed last
             OmegaConf.resolve(config)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import locks
-from pipeline.plan import config_reader, feasibility
+from pipeline.plan import config_reader, plan_builder
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.config_schema import Config
 from pipeline.plan.inventory import Inventory
@@ -195,7 +195,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
         configs = config_reader.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        return feasibility.check_plan(plan)
+        return plan_builder.check_plan(plan)
 
     return make
 

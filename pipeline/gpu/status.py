@@ -240,7 +240,6 @@ def _convert_step(step: UndoStep) -> dict[str, Any]:
 
 
 def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
-    details = dict(device.details)
     with nvml.session():
         reader = gpu_reader.GpuReader(device.gpu_uuid)
         processes = gpu_reader.list_processes(device.uuid)
@@ -252,7 +251,7 @@ def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
         else:
             used_bytes = reader.instance_memory_bytes().get(device.gi_id)
     keys = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
-    return {key: details.get(key) for key in keys} | {
+    return {key: getattr(device.facts, key) for key in keys} | {
         "memory_mib": device.memory_mib,
         "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
         "gpu_instances": None if mig is None or mig.instances is None else _list_instances(device, mig, by_hand),

@@ -1,17 +1,27 @@
-"""Run a command line and return its exit status; explain an error in one line with its remedy."""
+"""Run a command line and return its exit status; explain an error in one line with its remedy.
+
+Arguments are put in an order that Hydra's parser accepts: options, overrides of all jobs, deferred overrides. Hydra
+raises its errors instead of printing them if HYDRA_FULL_ERROR is set; processes of a study get the user's environment.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
@@ -19,9 +29,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseE
 from pipeline.base.system import entry_points, interrupts, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.paths import list_choices
+from pipeline.base.system.paths import config_folders, list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, experiment_blocks, hydra_arguments, hydra_errors, override_remedy, renamed_keys
+from pipeline.plan import option_loader, override_remedy, overrides, renamed_keys
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -41,6 +51,12 @@ _CONDITIONS = {"window.epochs": "window=work"}
 """Keys that have an effect only with another setting."""
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
+_TRACEBACK_VARIABLE = "HYDRA_FULL_ERROR"
+_environments: list[str | None] = []
+"""Earlier values of the variable, one for each active `raise_errors`, newest last."""
+COMPLETION = ("--shell-completion", "-sc")
+_MODES = ("cfg", "info", "multirun", "run", "shell_completion")
+_INFO = ("--info", "-i")
 
 
 def run(main: Callable[[], None]) -> int:
@@ -50,8 +66,8 @@ def run(main: Callable[[], None]) -> int:
         SystemExit: a study ended with an exit status other than 0.
     """
     try:
-        words_given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
-        sys.argv[1:] = hydra_arguments.arrange([quote_home(word) for word in user_command.make_overrides(words_given)])
+        words_given = [*folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
+        sys.argv[1:] = arrange([quote_home(word) for word in user_command.make_overrides(words_given)])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
@@ -60,9 +76,9 @@ def run(main: Callable[[], None]) -> int:
         if (signalled := interrupts.find_interruption(error)) is not None:
             words.say(str(signalled))
             return signalled.exit_status
-        if set(hydra_arguments.COMPLETION) & set(sys.argv):
+        if set(COMPLETION) & set(sys.argv):
             return 2  # a shell would print the error into the line that the user is typing
-        if hydra_errors.is_traceback_wanted():
+        if is_traceback_wanted():
             traceback.print_exc()
         words.say(f"error: {mask_text(explain(error))}")
         return 2
@@ -98,8 +114,8 @@ def explain(error: Exception) -> str:
         return f'{place}: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"'
     cause, text = error.__cause__, str(error)
     if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
-        if experiment_blocks.lacks_header(in_file[1]):
-            return experiment_blocks.explain_missing_header(in_file[1])
+        if overrides.lacks_header(in_file[1]):
+            return overrides.explain_missing_header(in_file[1])
         return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)
@@ -205,7 +221,7 @@ def _explain_unknown(key: str, parent: Any) -> str:
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key} is not a setting of scripts; write {group}.flags.{name}=VALUE to pass --{name} VALUE"
-    if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
+    if choices := [choice for choice in list_choices(group) if name in option_loader.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         if choices == ["script"] and any(word.startswith("mix=") for word in sys.argv):
             return f"{key} has no effect with a mix; {user_command.KEYS_OF_A_MIX}"
@@ -247,3 +263,113 @@ def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:
         return f"must be one of {', '.join(node.enum_type.__members__)}"
     type_words = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
     return f"cannot have this value: {message}" if type_words is None else f"must be {type_words}"
+
+
+def is_traceback_wanted() -> bool:
+    """Return whether the user has set the variable to request tracebacks."""
+    return (_environments[0] if _environments else os.environ.get(_TRACEBACK_VARIABLE)) == "1"
+
+
+@contextmanager
+def raise_errors() -> Iterator[None]:
+    """Make Hydra raise its errors in this process."""
+    _environments.append(os.environ.get(_TRACEBACK_VARIABLE))
+    try:
+        with _variable("1"):
+            yield
+    finally:
+        _environments.pop()
+
+
+@contextmanager
+def restore_environment() -> Iterator[None]:
+    """Restore the user's environment for processes that start within the context."""
+    with _variable(_environments[0] if _environments else os.environ.get(_TRACEBACK_VARIABLE)):
+        yield
+
+
+@contextmanager
+def _variable(value: str | None) -> Iterator[None]:
+    before = os.environ.pop(_TRACEBACK_VARIABLE, None)
+    os.environ.update({} if value is None else {_TRACEBACK_VARIABLE: value})
+    try:
+        yield
+    finally:
+        os.environ.pop(_TRACEBACK_VARIABLE, None)
+        os.environ.update({} if before is None else {_TRACEBACK_VARIABLE: before})
+
+
+def arrange(arguments: Sequence[str]) -> list[str]:
+    """Put options before overrides, because Hydra's parser accepts no option between two overrides.
+
+    Raises:
+        ConfigError: Hydra does not accept an option, its value, or its combination with another option.
+    """
+    parser = get_args_parser()  # Hydra has no public function that returns its options
+    parser.error = partial(_refuse, arguments)  # type: ignore[method-assign]
+    options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
+    overrides = options_given.pop("overrides")
+    if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other; remove one")
+    if options_given["resolve"] and not (options_given["cfg"] or options_given["help"]):
+        raise ConfigError("--resolve has an effect only with --cfg; add --cfg job")
+    options = {f"--{name.replace('_', '-')}": value for name, value in options_given.items() if value}
+    words = [name if value is True else f"{name}={value}" for name, value in options.items()]
+    return [*words, *defer_settings(overrides)]
+
+
+def folder_to_complete(arguments: Sequence[str]) -> list[str]:
+    """Return `--config-dir` of a line that a shell completes, because Hydra reads no options of that line."""
+    if not set(COMPLETION) & set(arguments):
+        return []
+    typed = config_folders(os.environ.get("COMP_LINE", "").split())[1:]
+    return [f"--config-dir={folder.expanduser()}" for folder in typed[-1:]]
+
+
+def defer_settings(overrides: Sequence[str]) -> list[str]:
+    """Defer settings of swept choices to the jobs: `-m scenario=mig,mig_mps scenario.profile=1g`.
+
+    Before Hydra composes the jobs, it composes all unswept overrides with the group's default choice, and refuses a
+    key that the default lacks. Hydra omits swept overrides in this step, so settings become sweeps over one value.
+    """
+    parser = OverridesParser.create()
+    places = tuple(_places(overrides, parser))
+    is_setting = [word.lstrip("+~").startswith(places) if places else False for word in overrides]
+    settled = [word for word, is_one in zip(overrides, is_setting, strict=True) if not is_one]
+    return settled + [_defer(word, parser) for word, is_one in zip(overrides, is_setting, strict=True) if is_one]
+
+
+def _refuse(arguments: Sequence[str], message: str) -> NoReturn:
+    help_command = entry_points.spell("run", "--help")
+    option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.]*))", message)
+    following = re.search(rf"(?:^|\n){option[1]}[=\n]([^\n=-]+)(?:\n|$)", "\n".join(arguments)) if option else None
+    remedy = f"write {option[2]}={following[1]}, or " if option and following else ""
+    raise ConfigError(f"{message}; {remedy}see {help_command} and --hydra-help")
+
+
+def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
+    """Add the value `all` to each `--info` without a value, which the next word shows."""
+    for word, following in zip(arguments, [*arguments, "-"][1:], strict=True):
+        yield f"{_INFO[0]}=all" if word in _INFO and ("=" in following or following.startswith("-")) else word
+
+
+def _places(overrides: Sequence[str], parser: OverridesParser) -> Iterator[str]:
+    for word in overrides:
+        if ("," in word or "(" in word) and (override := _parse(word, parser)) and override.is_sweep_override():
+            yield f"{override.package or override.key_or_group.replace('/', '.')}."
+
+
+def _defer(word: str, parser: OverridesParser) -> str:
+    override, (key, _, value) = _parse(word, parser), word.partition("=")
+    if override is None or override.is_sweep_override():
+        return word
+    # choice() accepts no null; `overrides.list_combinations` counts the two nulls as one value.
+    deferred = f"{key}=null,null" if override.value() is None else f"""{key}=choice({value or "''"})"""
+    return word if _parse(deferred, parser) is None else deferred
+
+
+def _parse(word: str, parser: OverridesParser) -> Override | None:
+    try:
+        return parser.parse_override(word)
+    except HydraException:  # Hydra reports the error later
+        return None

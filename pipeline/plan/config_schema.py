@@ -1,26 +1,23 @@
 """Structured configs that mirror `conf/`: types and defaults. docs/configuration.md explains each key.
 
-Hydra reports a wrong key, type or choice, because each YAML of `conf/` extends a node of this module by its `NODE`. A
-scenario, environment, profiler or exporter needs no node: the keys of its YAML are arguments of its class.
+Hydra reports a wrong key, type or choice. The keys of workloads, sharing modes, environments, profilers and exporters
+are declared by their classes (`pipeline/plan/option_loader.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from pipeline.base.domain.records import EnvTool
+from pipeline.base.domain.records import Limits
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import locks, tracking_root
-from pipeline.base.system.paths import config_folders
-from pipeline.plan.option_loader import KINDS, list_classes, open_maps
-from pipeline.plan.workload_config import WorkloadConfig
+from pipeline.base.system.option_fields import MAX_S, option
+from pipeline.plan.option_loader import KINDS, open_maps
 
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
@@ -36,254 +33,160 @@ AUTO_DEVICE = "auto"
 AUTO_REPEATS = "auto"
 """Value of `repeats`: blocks until the speed-ups are known within `precision_goal_pct`."""
 NO_EXPORTER = "none"
-
-
-@dataclass
-class ScenarioConfig:
-    """A sharing mode. `_target_` is a `pipeline.base.domain.protocols.Sharing`; other keys are its arguments."""
-
-    NODE: ClassVar[str] = "scenario"
-
-    name: str = MISSING
-    _target_: str = MISSING
-    sequential: bool = False
-
-
-@dataclass
-class MpsConfig(ScenarioConfig):
-    """MPS. Each option is one value for all jobs, or a list with one value per job."""
-
-    NODE: ClassVar[str] = "mps"
-
-    pinned_mem_limit: Any = None
-    priority: Any = None
-    program: str | None = None
-
-
-@dataclass
-class MpsPercentConfig(MpsConfig):
-    """MPS with an active thread percentage for each job."""
-
-    NODE: ClassVar[str] = "mps_percent"
-
-    active_thread_pct: Any = None
-
-
-@dataclass
-class MpsStaticConfig(MpsConfig):
-    """MPS with a static partition for each job; `chunks` is one number for all jobs, or a list with one per job."""
-
-    NODE: ClassVar[str] = "mps_static"
-
-    chunks: Any = None
-
-
-@dataclass
-class GreenConfig(ScenarioConfig):
-    """One process with a green context for each job; `multiprocessors` is the number in each of them."""
-
-    NODE: ClassVar[str] = "green"
-
-    multiprocessors: int | None = None
-
-
-@dataclass
-class TimesliceConfig(ScenarioConfig):
-    """Jobs side by side, with a chosen time slice."""
-
-    NODE: ClassVar[str] = "timeslice"
-
-    timeslice: str = "default"
-    program: str | None = None
-
-
-@dataclass
-class MigConfig(ScenarioConfig):
-    """MIG. The first key that is set counts: `profiles`, `profile`, `size_profile` (for a mix).
-
-    With several `instances_per_job`, `profiles` lists one profile per instance, beginning with the first job's.
-    """
-
-    NODE: ClassVar[str] = "mig"
-
-    profile: str = "auto"
-    profiles: list[str] | None = None
-    size_profile: dict[str, str] = field(default_factory=dict)
-    program: str | None = None
-    layout: str | None = None
-    instances_per_job: int | None = None
-
-
-@dataclass
-class MigMpsConfig(ScenarioConfig):
-    """MPS inside MIG. Options of MIG are per instance, options of MPS are per job."""
-
-    NODE: ClassVar[str] = "mig_mps"
-
-    profiles: list[str] | None = None
-    profile: str = "auto"
-    num_instances: int = 2
-    instance_of: list[int] | None = None
-    active_thread_pct: Any = None
-    pinned_mem_limit: Any = None
-    priority: Any = None
-    mps_program: str | None = None
-    program: str | None = None
+JSON = "json"
+"""Value of `dry_run` that prints the plan as JSON."""
+MAX_SEED = 2**32 - 1
+"""The largest seed that libraries accept."""
 
 
 @dataclass
 class GpuConfig:
     """The device."""
 
-    kind: GpuKind = GpuKind.auto
-    device: str = AUTO_DEVICE
-    other_gpus: int = 0
-    models: int = 1
-    admin: list[str] | None = field(default_factory=list)
-    exclusive_process: bool = False
-    tolerate: list[str] = field(default_factory=list)
-    lock_dir: str = str(locks.DEFAULT_FOLDER)
-    idle_power_s: float = 10.0
-    waiting_power_s: float = 4.0
-    model: str | None = None
-    driver: str | None = None
-    count: int = 1
-    machine: str | None = None
-    job_memory_mib: int = 512
-
-
-@dataclass
-class EnvConfig:
-    """The source of a job's interpreter. `_target_` is a `protocols.Env`; other keys are its arguments."""
-
-    NODE: ClassVar[str] = "env"
-
-    _target_: str = MISSING
-
-
-@dataclass
-class ProfilerConfig:
-    """A profiler in front of each job. `_target_` is a `pipeline.base.domain.protocols.Profiler`."""
-
-    NODE: ClassVar[str] = "profiler"
-
-    name: str = "none"
-    _target_: str = "pipeline.launch.profilers.none.NoProfiler"
-    program: str | None = None
-    options: list[str] = field(default_factory=list)
-
-
-@dataclass
-class ExporterConfig:
-    """An exporter of the running group. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
-
-    NODE: ClassVar[str] = "exporter"
-
-    name: str = "none"
-    _target_: str = "pipeline.observe.exporters.none.NoExporter"
-
-
-@dataclass
-class PrometheusConfig(ExporterConfig):
-    """An HTTP endpoint that Prometheus scrapes."""
-
-    NODE: ClassVar[str] = "prometheus"
-
-    port: int = 9411
-    address: str = "127.0.0.1"
-
-
-@dataclass
-class VenvConfig(EnvConfig):
-    """A virtual environment made by uv."""
-
-    NODE: ClassVar[str] = "venv"
-
-    file: str | None = None
-    python: str | None = None
-    cache_root: str | None = None
-
-
-@dataclass
-class CondaConfig(EnvConfig):
-    """A conda environment, cached like a virtual one."""
-
-    NODE: ClassVar[str] = "conda"
-
-    file: str | None = None
-    tool: EnvTool = EnvTool.rattler
-    cache_root: str | None = None
-
-
-@dataclass
-class ExistingConfig(EnvConfig):
-    """An existing environment or interpreter."""
-
-    NODE: ClassVar[str] = "existing"
-
-    prefix: str | None = None
-
-
-@dataclass
-class ContainerConfig(EnvConfig):
-    """An image file, and the program that starts jobs in it."""
-
-    NODE: ClassVar[str] = "container"
-
-    image: str | None = None
-    command: list[str] = MISSING
-    bind: list[str] = MISSING
-    python: str = "python3"
+    kind: GpuKind = option("set by `gpu=`", GpuKind.auto)
+    device: str = option(
+        "the GPU, or a MIG device by UUID; `auto`: the first device of `CUDA_VISIBLE_DEVICES`, else of "
+        "`SLURM_STEP_GPUS` or `SLURM_JOB_GPUS`, else of the machine",
+        AUTO_DEVICE,
+        values="`auto`, index or UUID",
+    )
+    admin: list[str] | None = option(
+        "prefix of commands that change the GPU: `[]` as root, `[sudo,-n]` otherwise; `null` forbids such commands; a "
+        "missing program is refused if a command needs it",
+        [],
+    )
+    exclusive_process: bool = option(
+        "allow only the MPS server to compute on the GPU while a group runs under MPS", False
+    )
+    tolerate: list[str] = option("other programs that may stay on the GPU, such as `Xorg`", [])
+    lock_dir: str = option(
+        "folder of locks and journals, the same for all users of a machine ([cleanup.md](cleanup.md))",
+        str(locks.DEFAULT_FOLDER),
+        values="path",
+    )
+    idle_power_s: float = option(
+        "time in s for which the power of the GPU without jobs is measured, before the first group; 0: not measured "
+        "([method.md](method.md#idle-power))",
+        10.0,
+        least=0,
+        most=MAX_S,
+    )
+    waiting_power_s: float = option(
+        "time in s for which jobs wait at the barrier for a measurement of power, in the first group of each sharing "
+        "mode and number of jobs; 0: not measured",
+        4.0,
+        least=0,
+        most=MAX_S,
+    )
+    model: str | None = option("simulated GPU, such as `a100_40gb`", None)
+    other_gpus: int = option(
+        "number of other busy GPUs of the host; rows are compared only if it is equal; set by `hydra/launcher=gpus` "
+        "([scale.md](scale.md))",
+        0,
+        least=0,
+    )
+    models: int = option(
+        "number of GPU models of the study, each with its own plan; set by `hydra/launcher=gpus` and `slurm`",
+        1,
+        least=1,
+    )
+    driver: str | None = option(
+        "driver branch of a simulated machine; `null`: 580 ([simulation.md](simulation.md))",
+        None,
+        values="`535`, `550`, `570`, `580`, `590`, `595`, `615`",
+    )
+    count: int = option("number of GPUs of a simulated machine", 1)
+    machine: str | None = option(
+        "file that stores a simulated machine; `null`: the machine is deleted after the study", None, values="path"
+    )
+    job_memory_mib: int = option("memory of each job on a simulated GPU", 512)
 
 
 @dataclass
 class TrackingConfig:
     """The store of the results."""
 
-    uri: str | None = MISSING
-    root: str = str(tracking_root.DEFAULT)
-    experiment: str = tracking_root.EXPERIMENT
-    series_points: int = 500
+    uri: str | None = option(
+        "tracking server; `null` is the store in `root`",
+        MISSING,
+        values="address",
+        shown="`null`; required for `server`",
+    )
+    root: str = option("folder of store, artifacts and spool", str(tracking_root.DEFAULT), values="path")
+    experiment: str = option(
+        "MLflow experiment; rehearsals go to `NAME-rehearsal`, reproductions to `NAME-reproductions`",
+        tracking_root.EXPERIMENT,
+    )
+    series_points: int = option(
+        "points of a series in MLflow's charts; `samples.parquet` has all samples", 500, least=1
+    )
 
 
 @dataclass
 class WindowConfig:
     """The window in which throughput is measured."""
 
-    kind: WindowKind = MISSING
-    seconds: float = 20.0
-    most_s: float | None = None
-    settle_s: float = 2.0
-    epochs: int = 5
-    slice_s: float | None = None
-    slice_settle_s: float = 0.1
+    kind: WindowKind = option("set by `window=`; `LOGGED` if all scripts log their rate", MISSING)
+    seconds: float = option(
+        "length of the steady window: 20; shortest length of a window by need: 1; of all slices of a group in one "
+        "launch: 4",
+        20.0,
+        above=0,
+        most=MAX_S,
+        shown="by window",
+    )
+    most_s: float | None = option(
+        "longest length of a steady window by need: 10; `null`: the length is `window.seconds`",
+        None,
+        above=0,
+        most=MAX_S,
+        shown="by window",
+    )
+    settle_s: float = option(
+        "time from the start of all jobs to the steady window: 2; 1 for groups that cannot be interleaved; by need 1, "
+        "followed by the trial of 1 s",
+        2.0,
+        least=0,
+        most=MAX_S,
+        shown="by window",
+    )
+    slice_s: float | None = option(
+        "length of a slice of an interleaved window: 0.5, 1 or 2, for [50 steps of each "
+        "job](method.md#windows-and-baselines); power and activity need 2",
+        None,
+        above=0,
+        most=MAX_S,
+        shown="by speed",
+    )
+    slice_settle_s: float = option("time at the begin of each slice that is not measured", 0.1, least=0, most=MAX_S)
+    epochs: int = option("epochs of each job in a `work` window", 5, least=1)
 
 
 @dataclass
 class ListenerConfig:
-    """One listener. `_target_` is a `pipeline.base.domain.protocols.Listener`; `required` is true, false or if_gpu."""
+    """One listener. `_target_` is a `pipeline.base.domain.protocols.Listener`."""
 
     _target_: str = MISSING
-    interval_ms: int = 1000
-    required: str = "true"
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class LimitsConfig:
-    """Deadlines of one group, in seconds."""
-
-    ready_s: float = 600.0
-    group_s: float = 86400.0
-    stop_s: float = 300.0
+    interval_ms: int = option("sampling interval; from 200 to 86,400,000 (a day)", 1000)
+    required: str = option(
+        "whether a missing source is an error: always, never (a warning), or only on a GPU",
+        "true",
+        values="`true`, `false`, `if_gpu`",
+        shown="by listener",
+    )
+    options: dict[str, Any] = option("options of the listener, such as `program`", {})
 
 
 @dataclass
 class DataConfig:
     """The source of training data, for every workload of the study."""
 
-    source: str = "disk"
-    root: str | None = None
+    source: str = option(
+        "where data comes from ([workloads.md](workloads.md#data))",
+        "disk",
+        values=", ".join(f"`{source}`" for source in SOURCES),
+    )
+    root: str | None = option("folder of the data sets", None, values="path")
 
 
 @dataclass
@@ -293,9 +196,17 @@ class Config:
     scenario: Any = MISSING
     workload: Any = MISSING
     sizes: dict[str, Any] = field(default_factory=dict)
-    degree: int | None = None
-    mix: list[Any] | None = None
-    co_runners: Any = None
+    degree: int | None = option("copies of `workload` that run together; 2 if neither `degree` nor `mix` is set", None)
+    mix: list[Any] | None = option(
+        "different jobs that run together, instead of `degree`: each entry is a name from `sizes`, `workload`, a "
+        "command line, or a map ([workloads.md](workloads.md#mixes))",
+        None,
+    )
+    co_runners: Any = option(
+        "co-runners: copies of `workload`, or names from `sizes` ([method.md](method.md#windows-and-baselines))",
+        None,
+        values="int or list",
+    )
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: Any = MISSING
@@ -303,83 +214,121 @@ class Config:
     exporter: Any = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    limits: Limits = field(default_factory=Limits)
     data: DataConfig = field(default_factory=DataConfig)
-    baseline: Baseline = Baseline.auto
-    baseline_runs: int = 1
-    order: Order = Order.random
-    repeats: int | str = field(default=1, metadata={"words": (AUTO_REPEATS,)})
-    precision_goal_pct: float = 5.0
-    repeats_max: int = 20
-    only: list[str] | None = None
-    seed: int = 0
-    pin_cpus: bool = False
-    foreign_load: ForeignLoad = ForeignLoad.invalid
-    memory: Memory = Memory.measure
-    on_failure: OnFailure = OnFailure["continue"]
-    on_end: list[str] | None = None
-    warm_start: bool = True
-    resume: str = "false"
-    shard: int | None = None
-    shard_of: ShardOf = ShardOf.block
-    plan_file: str | None = None
-    dry_run: bool | str = False
-    time_limit_s: float | None = None
-    wait: bool = False
-    wait_limit_s: float = 86400.0
-    reproduce: str | None = None
-    reproduce_strict: bool = False
+    repeats: int | str = option(
+        "complete blocks of the study, each with its own baselines; `auto`: blocks until the speed-ups are known "
+        "([statistics.md](statistics.md#blocks-until-the-speed-ups-are-known))",
+        1,
+        least=1,
+        most=10_000,
+        values=f"int, `{AUTO_REPEATS}`",
+    )
+    precision_goal_pct: float = option(
+        "with `repeats=auto`: half-width of the interval of each speed-up, in per cent of the speed-up",
+        5.0,
+        above=0,
+        most=100,
+    )
+    repeats_max: int = option("with `repeats=auto`: most blocks; at least 5", 20, least=1, most=10_000)
+    seed: int = option(f"seed for training and for the order; at most {MAX_SEED}", 0, least=0, most=MAX_SEED)
+    order: Order = option("order of groups in a block: shuffled by the seed, or as listed", Order.random)
+    baseline: Baseline = option(
+        "serial baselines that you did not list; `auto`: for groups of several jobs, in a sweep also for groups of one "
+        "job",
+        Baseline.auto,
+    )
+    baseline_runs: int = option(
+        "runs of each solo baseline in a block; comparisons use their mean "
+        "([method.md](method.md#windows-and-baselines))",
+        1,
+        least=1,
+        most=100,
+    )
+    pin_cpus: bool = option("give each job an equal share of the CPUs instead of all CPUs", False)
+    foreign_load: ForeignLoad = option(
+        "mark of rows whose jobs waited for CPUs that other programs used ([method.md](method.md#foreign-load))",
+        ForeignLoad.invalid,
+    )
+    on_failure: OnFailure = option(
+        "`stop`: start no further group after one that failed or timed out", OnFailure["continue"]
+    )
+    on_end: list[str] | None = option(
+        "command that runs when the study has ended, without a shell, for at most 10 s: "
+        "`on_end=[notify-send,SUMMARY]`; the word `SUMMARY` is replaced by one line about the study, which "
+        "`$COLLOCATION_SUMMARY` has as well. Its failure is only noted",
+        None,
+    )
+    memory: Memory = option(
+        "`forecast`: skip groups whose jobs, measured alone, need more memory together than the device has "
+        "([method.md](method.md#forecast-of-memory))",
+        Memory.measure,
+    )
+    warm_start: bool = option(
+        "fork jobs from a process that has imported their libraries ([warm_start.md](warm_start.md))", True
+    )
+    resume: str = option(
+        "skip groups that have a result; `accept_environment` also accepts a result with other packages "
+        "([sweeps.md](sweeps.md#resuming-an-interrupted-study))",
+        "false",
+        values="`false`, `true`, `accept_environment`",
+    )
+    only: list[str] | None = option(
+        "run only these groups (names from plan or store), with their jobs' baselines "
+        "([sweeps.md](sweeps.md#some-groups-of-a-study))",
+        None,
+    )
+    shard: int | None = option("run only this shard; the first is 1 ([scale.md](scale.md))", None)
+    shard_of: ShardOf = option("size of a shard: a block, or one case of a block with its baselines", ShardOf.block)
+    plan_file: str | None = option(
+        "file by which workers check that they have the same plan; set by launchers ([scale.md](scale.md))",
+        None,
+        values="path",
+    )
+    wait: bool = option(
+        "wait for a device in use instead of refusing to start ([sweeps.md](sweeps.md#waiting-for-a-device))", False
+    )
+    # A Slurm task without a limit gets 68 years, so there is no maximum.
+    wait_limit_s: float = option("longest total wait; never longer than `time_limit_s`", 86400.0, above=0)
+    time_limit_s: float | None = option(
+        "seconds after which no group starts, including the wait for the device", None, above=0
+    )
+    dry_run: bool | str = option(
+        "only print the plan, its duration and every command that would change a GPU; `json`: for programs "
+        "([sweeps.md](sweeps.md#before-it-starts))",
+        False,
+        values="`true`, `false`, `json`",
+    )
+    reproduce: str | None = option(
+        "run this run's group again with its recorded configuration ([sweeps.md](sweeps.md#reproducing-a-group))",
+        None,
+        values="MLflow run ID",
+    )
+    reproduce_strict: bool = option("refuse a reproduction that differs in anything recorded", False)
 
 
-OF_A_SWEEP: dict[str, Any] = {"blocks": None}
-"""Keys of a sweep, which `Config` lacks: `blocks`, a union of grids of overrides as on the command line."""
+@dataclass
+class SweepConfig:
+    """The keys of a sweep, which `Config` lacks."""
 
-BASES: dict[str, type[Any]] = {
-    "scenario": ScenarioConfig,
-    "env": EnvConfig,
-    "profiler": ProfilerConfig,
-    "exporter": ExporterConfig,
-}
-"""Base node of each configuration group."""
+    blocks: Any = option(
+        "a union of grids, each with the same overrides as on the command line; for an experiment file "
+        "([experiments.md](experiments.md#writing-an-experiment))",
+        None,
+        values="list",
+    )
 
 
 def register() -> None:
     """Register the nodes with Hydra under the names that YAML files extend; each only once, because it takes 3 ms."""
     store = ConfigStore.instance()
-    if Config not in _registered:
-        store.store(name="sweep_schema", node=OF_A_SWEEP)
+    if not _registered:
+        store.store(name="sweep_schema", node={"blocks": None})
         store.store(name="config_schema", node=Config)
-    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES.values() for node in list_kinds(base))]
-    for node in nodes:
-        if node not in _registered:
-            store.store(group="schema", name=node.NODE, node=node)
-            open_maps(store.repo["schema"][f"{node.NODE}.yaml"].node)  # in place: a copy is slow
-    _registered.update((Config, *nodes))
+        for name, node in KINDS.items():
+            store.store(group="schema", name=name, node=node)
+            open_maps(store.repo["schema"][f"{name}.yaml"].node)  # in place: a copy is slow
+        _registered.append(Config)
 
 
-_registered = set[type[Any]]()
-
-
-def list_keys(group: str, choice: str) -> set[str]:
-    """Return the keys of a choice: those in its file and in the nodes it extends; none for an unknown choice."""
-    files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
-    if (file := next((file for file in files if file.is_file()), None)) is None:
-        return set()
-    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    keys = set(values) - {"defaults"}
-    for default in values.get("defaults", ()):
-        extended = str(default).partition("@")[0]
-        name = extended.removeprefix("/schema/")
-        if name == extended:
-            keys |= list_keys(group, extended)
-        else:
-            nodes = {node.NODE: node for base in BASES.values() for node in list_kinds(base)} | list_classes()
-            keys |= {option.name for option in dataclasses.fields(nodes[name])} if name in nodes else set()
-    return keys
-
-
-def list_kinds(base: type[Any]) -> list[type[Any]]:
-    """Return a node and its subclasses; for workloads, all classes named in configuration files."""
-    if base is WorkloadConfig:
-        return list(list_classes().values())
-    return [base, *(kind for child in base.__subclasses__() for kind in list_kinds(child))]
+_registered: list[type[Any]] = []

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from pipeline.base.domain.records import (
     Group,
     Interpreter,
     Job,
-    Limits,
     ListenerSpec,
     ProfilerSpec,
     Required,
@@ -34,13 +33,15 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
-from pipeline.plan import job_entries, launches
+from pipeline.plan import job_entries
 from pipeline.plan.config_schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.inventory import Inventory, choose_environment
 from pipeline.plan.option_loader import find_root
 from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
+_SHARED = ("serial", "naive", "mps", "streams")
+"""Sharing modes in which the other jobs can use the share of a paused job."""
 _IN_CONTAINER = "its container is that of one job; use another environment"
 
 
@@ -75,7 +76,7 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     jobs = make_jobs(measured, window)
     co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
     together = _make_group(config, device, window, jobs + co_runners)
-    if config.window.kind is WindowKind.INTERLEAVED and (reason := launches.explain_separate(config, workloads)):
+    if config.window.kind is WindowKind.INTERLEAVED and (reason := _explain_separate(config, workloads)):
         notes.append(f"{reason}; the group is measured in a separate launch ({window.text})")
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
@@ -97,11 +98,13 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     if config.scenario.sequential:
         # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]
-    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or together.degree > 1)):
+    elif config.baseline is Baseline.always or (
+        config.baseline is Baseline.auto and (is_sweep or len(together.jobs) > 1)
+    ):
         # With fixed work, the total time of a mix is a result, so its jobs are measured one after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         # In a shared launch, one naive job would be measured in the same slices as the baseline.
-        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and together.degree == 1
+        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and len(together.jobs) == 1
         groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone), *loads_alone]
     else:
         groups = [together]
@@ -137,6 +140,24 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             yield f"{to_build}; the digests of its groups are known after the build"
 
 
+def _explain_separate(config: Config, workloads: Iterable[WorkloadConfig]) -> str:
+    """Return why groups of a configuration cannot be interleaved; empty if they can be interleaved."""
+    if config.scenario.name not in _SHARED:
+        return f"scenario={config.scenario.name} fixes each job's share of the GPU at its start"
+    if config.mix is not None:
+        return "the jobs of a mix run in no other group"
+    if config.co_runners:
+        return "co-runners cannot be paused"
+    if config.pin_cpus:
+        return "pin_cpus=true divides the CPUs among all launched jobs"
+    if config.profiler.name != "none":
+        return f"profiler={config.profiler.name} profiles jobs from start to end"
+    for workload in workloads:
+        if reason := workload.explain_own_launch():
+            return f"workload {workload.name}: {reason}"
+    return ""
+
+
 def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     """Choose the window that fits all jobs; an unmodified script cannot be given a number of epochs."""
     configured = config.window
@@ -157,7 +178,7 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
         return Window(kind=WindowKind.LOGGED if all_log and window.kind is not WindowKind.WORK else WindowKind.WORK)
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
-    if window.kind is WindowKind.INTERLEAVED and not launches.explain_separate(config, workloads):
+    if window.kind is WindowKind.INTERLEAVED and not _explain_separate(config, workloads):
         return Window(
             kind=window.kind,
             seconds=window.seconds,
@@ -313,7 +334,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
         sharing=factory.make_spec(_drop_unused_sizes(config, jobs), without=frozenset({"name", "sequential"})),
         jobs=jobs,
         window=window,
-        limits=Limits(**vars(config.limits)),
+        limits=config.limits,
         block=0,
         seed=config.seed,
         sequential=False,

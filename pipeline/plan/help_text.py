@@ -103,7 +103,7 @@ def format_keys(prefix: str) -> str | None:
     for section, names, cells in (*_read_rows(_KEYS.read_text(encoding="utf-8")), *_list_own_workloads()):
         keys_found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
         if keys_found:
-            *kinds, default, meaning = (_strip_markdown(cell) for cell in cells)
+            *kinds, default, meaning = (strip_markdown(cell) for cell in cells)
             head = f"{', '.join(keys_found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
             shown.append((section, f"{head}\n{_indent(meaning, 6)}"))
     if not shown:
@@ -113,15 +113,6 @@ def format_keys(prefix: str) -> str | None:
         parts.append(text if section == last else f"{'' if not last else chr(10)}{section}\n\n{text}")
         last = section
     return "\n".join(parts) + "\n"
-
-
-def read_meanings() -> dict[str, list[str]]:
-    """Return the meanings of each key in docs/configuration.md as text; several if workloads differ."""
-    texts: dict[str, list[str]] = {}
-    for _, names, cells in _read_rows(_KEYS.read_text(encoding="utf-8")):
-        for name in re.findall(r"`([^`]*)`", names):
-            texts.setdefault(name, []).append(_strip_markdown(cells[-1]))
-    return texts
 
 
 def _group(name: str, defaults: set[str]) -> str:
@@ -141,7 +132,7 @@ def _read_rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
     section = ""
     for line in text.splitlines():
         if line.startswith("## "):
-            section = _strip_markdown(line.removeprefix("## "))
+            section = strip_markdown(line.removeprefix("## "))
         elif line.startswith("| `"):
             first, *cells = (cell.strip() for cell in line.strip().strip("|").split(" | "))
             yield section, first, cells
@@ -162,7 +153,8 @@ def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
                     yield section, f"`{key}`", [type_name, ", ".join([default, *set_to]), meaning]
 
 
-def _strip_markdown(cell: str) -> str:
+def strip_markdown(cell: str) -> str:
+    """Return a Markdown text as plain text, with the pages that its links name."""
     cell = re.sub(r"\[[^]]*\.md\]\(([^)#]*)[^)]*\)", r"docs/\1", cell)
     return re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", r"\1 (docs/\2)", cell).replace("`", "")
 

@@ -17,7 +17,6 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def _object(properties: Schema, *, is_open: bool = False) -> Schema:
 
 def _study_properties() -> Schema:
     properties = _properties(config_schema.Config, "")
-    for key in (*config_schema.BASES, _WORKLOAD):
+    for key in (*option_loader.BASES, _WORKLOAD):
         properties[key] = _object(_properties_of_kinds(key))
     properties["sizes"] = {"type": "object", "additionalProperties": properties["workload"]}
     listener = properties["listeners"]["additionalProperties"]
@@ -129,12 +128,7 @@ def _study_properties() -> Schema:
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of all classes of a key; if classes differ, a value may match any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = (
-        option_loader.list_classes().values()
-        if key == _WORKLOAD
-        else config_schema.list_kinds(config_schema.BASES[key])
-    )
-    for kind in kinds:
+    for kind in option_loader.list_kinds(key):
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)
     return {name: _either(of_kinds) for name, of_kinds in nodes.items()}
@@ -155,10 +149,11 @@ def _properties(owner: type[Any], prefix: str) -> Schema:
 
 
 def _field_schema(field: Field[Any], hint: object, key: str) -> Schema:
-    words = field.metadata.get("words")
-    node: Schema = {"anyOf": [_value_schema(int, key), {"enum": [*words]}]} if words else _value_schema(hint, key)
-    if text := field.metadata.get("help") or _meanings().get(key):
-        node["description"] = text
+    node: Schema = _value_schema(hint, key)
+    if key == "repeats":
+        node = {"anyOf": [_value_schema(int, key), {"enum": [config_schema.AUTO_REPEATS]}]}
+    if text := field.metadata.get("help"):
+        node["description"] = explained.strip_markdown(text)
     default = field.default if field.default_factory is NO_DEFAULT else field.default_factory()
     if default is not NO_DEFAULT and default != MISSING and not is_dataclass(default):
         node["default"] = default.name if isinstance(default, enum.Enum) else default
@@ -241,12 +236,6 @@ def _choices_schema() -> Schema:
 
 def _groups() -> list[str]:
     return sorted({path.name for folder in config_folders() for path in folder.iterdir() if path.is_dir()})
-
-
-@cache
-def _meanings() -> dict[str, str]:
-    """Return the meaning of each key from docs/configuration.md; several meanings are joined."""
-    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.read_meanings().items()}
 
 
 if __name__ == "__main__":

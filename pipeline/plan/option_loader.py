@@ -1,8 +1,9 @@
-"""The option classes of workloads: loaded by name and joined to the keys that every workload has.
+"""The classes that declare options: loaded by name and joined to the keys that their group of `conf/` has.
 
-A YAML names its option class under `defaults`, such as `/schema/products.options.Products@_here_`. When Hydra composes
-the YAML, `hydra_plugins/option_classes.py` loads the class with this module. This package therefore does not import
-workloads, and an option class may be located outside the project.
+A YAML names its class under `defaults`: the option class of a workload as `/schema/products.options.Products@_here_`,
+the class of a sharing mode, environment, profiler or exporter as `/schema/GROUP/MODULE.CLASS@_here_`. When Hydra
+composes the YAML, `hydra_plugins/option_classes.py` loads the class with this module. This package therefore does not
+import workloads or sharing modes, and a class may be located outside the project.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,61 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import config_folders
-from pipeline.plan import option_declarations, option_values
+from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
 """Schemas without an option class, by the names that YAML files extend."""
-_NAMED = re.compile(r"/schema/((?:\w+\.)+\w+)@")
+_NAMED = re.compile(r"/schema/((?:\w+/)?(?:\w+\.)+\w+)@")
+_WORKLOAD = "workload"
 _OPEN = ("flags", "environ")
 _TAKEN = {key for key in dir(WorkloadConfig) if callable(getattr(WorkloadConfig, key))}
 _HINTS = typing.get_type_hints(WorkloadConfig)
 _COMMON = {option.name: option for option in dataclasses.fields(WorkloadConfig)}
+
+
+@dataclass
+class ScenarioConfig:
+    """The keys of every sharing mode; `_target_` is a `pipeline.base.domain.protocols.Sharing`."""
+
+    name: str = option("set by `scenario=`", MISSING)
+    _target_: str = MISSING
+    sequential: bool = option("jobs run one after another; `true` for `serial`", False)
+
+
+@dataclass
+class EnvConfig:
+    """The key of every environment, the class of a `pipeline.base.domain.protocols.Env`."""
+
+    _target_: str = MISSING
+
+
+@dataclass
+class ProfilerConfig:
+    """The keys of every profiler; `_target_` is a `pipeline.base.domain.protocols.Profiler`."""
+
+    name: str = option("set by `profiler=`", MISSING)
+    _target_: str = MISSING
+
+
+@dataclass
+class ExporterConfig:
+    """The keys of every exporter; `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
+
+    name: str = option("set by `exporter=`", MISSING)
+    _target_: str = MISSING
+
+
+BASES: dict[str, type[Any]] = {
+    "scenario": ScenarioConfig,
+    "env": EnvConfig,
+    "profiler": ProfilerConfig,
+    "exporter": ExporterConfig,
+}
+"""The keys that all choices of a group have; a choice also has the options of its class."""
 
 
 @cache
@@ -55,7 +100,7 @@ def load(name: str) -> type[WorkloadConfig]:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
         option_values.refuse_types({name: hints[name] for name in flags})
-        _refuse_declarations(name, options, hints, option_declarations.explain_wrong_arguments)
+        _refuse_declarations(name, options, hints, option_values.explain_wrong_arguments)
         declared = [
             (field.name, hints[field.name], _redeclare(options, field)) for field in dataclasses.fields(options)
         ]
@@ -65,14 +110,38 @@ def load(name: str) -> type[WorkloadConfig]:
             if (default := _choose_default(options, name, key)) is not None and key not in hints
         ]
         joined = dataclasses.make_dataclass(options.__name__, [*common, *declared], bases=(options, WorkloadConfig))
-        joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
+        joined.__module__, joined.__qualname__ = __name__, _spell_qualified(_WORKLOAD, name)
         OmegaConf.structured(joined)
         _refuse_declarations(name, options, hints, _explain_refused_default)
     except OmegaConfBaseException as error:
-        _refuse_declarations(name, options, hints, option_declarations.explain_wrong_default)
+        _refuse_declarations(name, options, hints, option_values.explain_wrong_default)
         raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
     except (TypeError, NameError) as error:
         raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
+    return joined
+
+
+@cache
+def load_choice(group: str, name: str) -> type[Any]:
+    """Load the class of a sharing mode, environment, profiler or exporter as a schema: its options and `BASES[group]`.
+
+    Raises:
+        ConfigError: the class does not exist or does not declare its arguments as fields of a dataclass.
+    """
+    kind = factory.find(name, f"/schema/{group}/{name}")
+    is_declared = isinstance(kind, type) and "__dataclass_fields__" in vars(kind)
+    if not is_declared and getattr(kind, "__init__", None) is not object.__init__:
+        raise ConfigError(f"/schema/{group}/{name} is not a dataclass; declare its arguments as fields")
+    try:
+        hints = typing.get_type_hints(kind)
+        options = [option for option in dataclasses.fields(kind) if option.init] if is_declared else []
+        declared = [(option.name, hints[option.name], _redeclare(kind, option)) for option in options]
+        target = ("_target_", str, dataclasses.field(default=name))
+        joined = dataclasses.make_dataclass(kind.__name__, [target, *declared], bases=(BASES[group],))
+        joined.__module__, joined.__qualname__ = __name__, _spell_qualified(group, name)
+        OmegaConf.structured(joined)
+    except (OmegaConfBaseException, TypeError, NameError) as error:
+        raise ConfigError(f"/schema/{group}/{name}: {str(error).splitlines()[0]}") from error
     return joined
 
 
@@ -83,9 +152,9 @@ def _refuse_declarations(
     explain: Callable[[dataclasses.Field[Any], Any], str | None],
 ) -> None:
     """Raise `ConfigError` for the first option of a class whose declaration is wrong."""
-    for option in dataclasses.fields(options):
-        if (wrong := explain(option, hints[option.name])) is not None:
-            raise ConfigError(f"/schema/{name}: {option.name}: {wrong}; correct it")
+    for field in dataclasses.fields(options):
+        if (wrong := explain(field, hints[field.name])) is not None:
+            raise ConfigError(f"/schema/{name}: {field.name}: {wrong}; correct it")
 
 
 def _explain_refused_default(option: dataclasses.Field[Any], _: Any) -> str | None:
@@ -94,16 +163,27 @@ def _explain_refused_default(option: dataclasses.Field[Any], _: Any) -> str | No
     return None if wrong is None else f"the default {wrong.removeprefix(f'{option.name}=')}"
 
 
-def __getattr__(name: str) -> type[WorkloadConfig]:
+def __getattr__(name: str) -> type[Any]:
     """Return a joined class by its name in this module, for pickle in processes that have not loaded the class."""
-    if "__" not in name.strip("_"):
+    group, _, path = name.partition("__")
+    if group not in (_WORKLOAD, *BASES) or not path:
         raise AttributeError(name)
-    return load(name.replace("__", "."))
+    dotted = path.replace("__", ".")
+    return load(dotted) if group == _WORKLOAD else load_choice(group, dotted)
+
+
+def _spell_qualified(group: str, name: str) -> str:
+    return f"{group}__{name.replace('.', '__')}"
 
 
 def make_node(name: str) -> DictConfig:
-    """Return the schema that the YAML of a workload extends; raise the errors of `load`."""
-    return open_maps(OmegaConf.structured(load(name)))
+    """Return the schema that a YAML extends by `/schema/NAME`; raise the errors of `load` and `load_choice`."""
+    return open_maps(OmegaConf.structured(_load_named(name)))
+
+
+def _load_named(name: str) -> type[Any]:
+    group, _, kind = name.rpartition("/")
+    return load_choice(group, kind) if group else load(kind)
 
 
 def open_maps(node: DictConfig) -> DictConfig:
@@ -131,12 +211,47 @@ def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = Fal
         folders: configuration folders; by default the folders of the command line.
         is_strict: whether to raise the errors of `load`; else classes that cannot be loaded are omitted.
     """
-    texts = [file.read_text(encoding="utf-8") for folder in folders or config_folders() for file in _files(folder)]
-    names = sorted({name for text in texts for name in _NAMED.findall(text)})
-    kinds = dict(KINDS)
-    for name in names:
+    files = [file for folder in folders or config_folders() for file in _files(folder)]
+    names = sorted({name for file in files for name in _read_names(file)})
+    return dict(KINDS) | _load_known({name: name for name in names}, is_strict=is_strict)
+
+
+def list_choices(group: str) -> dict[str, type[Any]]:
+    """Return the classes of a group's choices whose YAML names a class, by choice."""
+    files = [file for folder in config_folders() for file in sorted((folder / group).glob("*.yaml"))]
+    return _load_known({file.stem: name for file in files for name in _read_names(file)}, is_strict=False)
+
+
+def list_kinds(group: str) -> list[type[Any]]:
+    """Return the schemas of a group's choices."""
+    return [*list_classes().values()] if group == _WORKLOAD else [BASES[group], *list_choices(group).values()]
+
+
+def list_keys(group: str, choice: str) -> set[str]:
+    """Return the keys of a choice: those in its file and in the schemas it extends; none for an unknown choice."""
+    files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
+    if (file := next((file for file in files if file.is_file()), None)) is None:
+        return set()
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    extended = [str(default).partition("@")[0] for default in values.get("defaults", ())]
+    schemas = {name: name for name in _read_names(file)}
+    kinds = [*_load_known(schemas, is_strict=False).values()]
+    kinds += [KINDS[name.removeprefix("/schema/")] for name in extended if name.removeprefix("/schema/") in KINDS]
+    keys = set(values) - {"defaults"} | {option.name for kind in kinds for option in dataclasses.fields(kind)}
+    return keys.union(*(list_keys(group, name) for name in extended if not name.startswith(("/", "_"))))
+
+
+def _read_names(file: Path) -> list[str]:
+    """Read the names of the classes that a YAML extends."""
+    return _NAMED.findall(file.read_text(encoding="utf-8"))
+
+
+def _load_known(names: Mapping[str, str], *, is_strict: bool) -> dict[str, type[Any]]:
+    """Load classes by any key; unless strict, omit those that cannot be loaded."""
+    kinds: dict[str, type[Any]] = {}
+    for key, name in names.items():
         try:
-            kinds[name] = load(name)
+            kinds[key] = _load_named(name)
         except ConfigError:
             if is_strict:
                 raise

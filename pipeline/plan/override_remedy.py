@@ -18,13 +18,12 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pipeline.base.system import entry_points, override_values, user_command
 from pipeline.base.system.paths import list_choices
-from pipeline.plan import config_schema
-from pipeline.plan.workload_config import WorkloadConfig
+from pipeline.plan import config_schema, option_loader
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")
 _FUNCTION = re.compile(r"(\w+)\s*\(")
 _FUNCTIONS = ("choice", "glob", "interval", "range", "shuffle", "sort", "tag")
-_BASES: dict[str, type[Any]] = {"workload": WorkloadConfig, **config_schema.BASES}
+_GROUPS = ("workload", *option_loader.BASES)
 _SEVERAL_CHOICES = ("listeners",)
 _MOST_SHOWN = 60
 
@@ -220,8 +219,8 @@ def _list_refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | No
         is_taken = key in _SEVERAL_CHOICES or not isinstance(value, list | dict)
         yield None if is_taken else OmegaConfBaseException("a choice")
         return
-    is_of_choice = group in _BASES and bool(below)
-    for node in config_schema.list_kinds(_BASES[group]) if is_of_choice else [config_schema.Config]:
+    is_of_choice = group in _GROUPS and bool(below)
+    for node in option_loader.list_kinds(group) if is_of_choice else [config_schema.Config]:
         try:
             OmegaConf.update(OmegaConf.structured(node), below if is_of_choice else key, value)
             refusals.append(None)

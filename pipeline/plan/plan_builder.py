@@ -1,26 +1,33 @@
 """Conversion of configurations to a `Plan`, an immutable object. Pure: nothing here accesses the machine.
 
 A sweep is one study: in each block, a group or serial baseline that several configurations need runs only once. A
-repeat is a complete block of all groups, in a separate random order.
+repeat is a complete block of all groups, in a separate random order. With `repeats=auto`, the number of blocks follows
+from the precision goal.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from pipeline.base.domain.records import Group, Plan
+from pipeline.base.domain import idle_measurements
+from pipeline.base.domain.precision_goal import PrecisionGoal
+from pipeline.base.domain.protocols import Profiler, Sharing
+from pipeline.base.domain.records import Group, Job, Plan
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import automatic_repeats, setting_checks, shards
-from pipeline.plan.arrival_sequences import number_sequences
-from pipeline.plan.config_schema import Config, Order, ShardOf
+from pipeline.base.system.factory import build_object
+from pipeline.base.system.grouping import group_by
+from pipeline.plan import config_reader, shards
+from pipeline.plan.config_schema import AUTO_REPEATS, Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.launches import group_by_launch, join_cases
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -31,9 +38,9 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []
     for config in configs:
-        setting_checks.refuse_settings(config)
+        config_reader.refuse_settings(config)
         groups = make_groups(config, inventory, notes, is_sweep=is_sweep)
-        for block in range(1, automatic_repeats.count_blocks(config) + 1):
+        for block in range(1, count_blocks(config) + 1):
             for group, run in _list_runs(groups, config.baseline_runs):
                 numbers = (block,) if run == 1 else (block, run)
                 placed = dataclasses.replace(
@@ -63,7 +70,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         notes=tuple(dict.fromkeys(notes)),
-        goal=automatic_repeats.make_goal(configs, numbered),
+        goal=make_goal(configs, numbered),
         **_identify(numbered),
     )
 
@@ -130,3 +137,134 @@ def _refuse_same_digest(group: Group, again: Group) -> None:
             f"{' and '.join(differing)} (group {name_groups([group])[0].name}); run two studies, each with its own "
             "tracking.experiment=NAME"
         )
+
+
+def number_sequences(jobs: Sequence[Job], block: int) -> tuple[Job, ...]:
+    """Give each copy of a workload another arrival sequence.
+
+    A job alone has sequence 0. Of several copies, another one has sequence 0 in each block, so that over the blocks
+    every copy is compared with the run alone. Co-runners follow the measured copies.
+    """
+    measured = Counter(job.workload.digest for job in jobs if not job.is_co_runner)
+    before = Counter[str]()
+    numbered = []
+    for job in jobs:
+        digest = job.workload.digest
+        copies = measured[digest]
+        number = before[digest] if job.is_co_runner else (before[digest] + block - 1) % copies
+        numbered.append(dataclasses.replace(job, arrivals=number))
+        before[digest] += 1
+    return tuple(numbered)
+
+
+def count_blocks(config: Config) -> int:
+    """Return the number of blocks of a configuration; with `repeats=auto`, the largest number."""
+    return config.repeats_max if config.repeats == AUTO_REPEATS else int(config.repeats)
+
+
+def make_goal(configs: Sequence[Config], groups: Sequence[Group]) -> PrecisionGoal | None:
+    """Return the precision goal of a study; `None` if its number of blocks is fixed.
+
+    Raises:
+        ConfigError: only some configurations have `repeats=auto`, or no group has a speed-up.
+    """
+    fixed = [config.repeats for config in configs if config.repeats != AUTO_REPEATS]
+    if len(fixed) == len(configs):
+        return None
+    if fixed:
+        raise ConfigError(f"repeats={fixed[0]} conflicts with repeats=auto in the same study; set repeats to one value")
+    if not select_compared(groups):
+        raise ConfigError(
+            "repeats=auto needs a group with a speed-up, but every group is serial, has no baseline, has co-runners "
+            "or a set rate, or is skipped; set repeats=NUMBER"
+        )
+    return PrecisionGoal(pct=configs[0].precision_goal_pct, max_blocks=configs[0].repeats_max)
+
+
+def select_compared(groups: Sequence[Group]) -> list[Group]:
+    """Select the groups of the first block that can have a speed-up over their serial baseline."""
+    first = [group for group in groups if group.block == 1 and group.skip_reason is None]
+    baselines = {key for group in first if group.sequential for key in _list_baseline_keys(group)}
+    return [
+        group
+        for group in first
+        if not group.sequential
+        and not group.has_co_runners
+        and not any(job.workload.is_rate_given for job in group.jobs)
+        and baselines.issuperset(_list_baseline_keys(group))
+    ]
+
+
+def _list_baseline_keys(group: Group) -> list[tuple[object, ...]]:
+    """Return the key that each job shares with its runs alone."""
+    settings = tuple(sorted(group.shared_settings.items()))
+    return [(job.workload.digest, settings, group.profiler) for job in group.measured]
+
+
+def group_by_launch(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups of each launch, those with most jobs first; launches keep the order of their first groups."""
+    launches = []
+    for members in group_by(groups, _make_launch_key).values():
+        in_order = sorted(members, key=lambda group: -len(group.jobs))
+        launch = in_order[0].digest if in_order[0].window.kind is WindowKind.INTERLEAVED else ""
+        launches.append([dataclasses.replace(group, launch=launch) for group in in_order])
+    return launches
+
+
+def join_cases(launches: Sequence[list[Group]]) -> list[list[Group]]:
+    """Return the launches with interleaved ones of the same program side by side, so that the host drifts little."""
+
+    def identify(launch: list[Group]) -> str:
+        return launch[0].jobs[0].workload.digest if launch[0].launch else launch[0].digest
+
+    return list(itertools.chain(*group_by(launches, identify).values()))
+
+
+def split_by_launch(groups: Iterable[Group]) -> list[list[Group]]:
+    """Split the groups of a plan by launch, in the order of the plan."""
+    return [list(members) for _, members in itertools.groupby(groups, lambda group: group.launch or group.digest)]
+
+
+def _make_launch_key(group: Group) -> tuple[str, ...]:
+    if group.window.kind is not WindowKind.INTERLEAVED or group.skip_reason is not None:
+        return (group.digest,)
+    # One job without MPS is launched by itself: while other contexts wait, its CUDA graph runs 5 % faster (measured).
+    is_alone = len(group.jobs) == 1 and group.scenario not in ("mps", "streams")
+    mode = "serial" if is_alone else group.scenario
+    return (mode, str(group.run), group.jobs[0].workload.digest, *group.settings.values(), str(group.options))
+
+
+def check_plan(plan: Plan) -> Plan:
+    """Check a plan: build each of its classes once and refuse settings that cannot run.
+
+    A group that its sharing mode or environment cannot run is marked as skipped, with the reason, because this is a
+    finding of the study. If no other group can run, the plan is refused. Each warning of a sharing mode appears once.
+    """
+    for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
+        build_object(listener.build, interval_ms=listener.interval_ms)
+    groups: list[Group] = []
+    warnings: dict[str, None] = {}
+    refusal: ConfigError | None = None
+    for group in plan.groups:
+        profiler: Profiler = build_object(group.profiler.build)
+        profiler.check(group)
+        sharing: Sharing = build_object(group.sharing)
+        try:
+            planned = dataclasses.replace(group, layout=_check_group(sharing, group))
+        except ConfigError as error:
+            refusal = error
+            groups.append(dataclasses.replace(group, skip_reason=str(error)))
+            continue
+        groups.append(planned)
+        if group.block == 1:
+            warnings.update(dict.fromkeys(sharing.warnings(planned)))
+    if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
+        raise refusal  # a study of baselines alone compares nothing
+    notes = (*plan.notes, *filter(None, [idle_measurements.describe(groups)]))
+    return dataclasses.replace(plan, groups=tuple(groups), notes=notes, warnings=tuple(warnings))
+
+
+def _check_group(sharing: Sharing, group: Group) -> object:
+    if group.skip_reason is not None:
+        raise ConfigError(group.skip_reason)
+    return sharing.check(group)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.base.domain import metric_unit, rate_text, work_units
@@ -12,8 +15,8 @@ from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
-from pipeline.plan.command_obstacles import find_obstacle
-from pipeline.plan.workload_config import WorkloadConfig, explain
+from pipeline.base.system.option_fields import option
+from pipeline.plan.workload_config import WorkloadConfig
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
 """Decimal separator in the output of a script; the other character may separate thousands."""
@@ -22,6 +25,25 @@ RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 
 # Settings of a script that enter its digest only if they are set.
 _IF_GIVEN = frozenset({"metric_unit", "decimal_mark", work_units.PARAM})
+_MOST_BYTES = 1 << 16
+_START = r"(?:^|[\s;&|/(])"
+_DOCKER = rf"{_START}(?:docker|podman|nerdctl)\s[^\n;&|]*(?<=\s)(?:run|exec)\s"
+_APPTAINER = rf"{_START}(?:apptainer|singularity)\s[^\n;&|]*(?<=\s)(?:exec|run|shell)\s"
+_REMEDY = "or use env=apptainer env.image=FILE.sif and the command in the image (docs/your_own_script.md)"
+_ON_GPU = {
+    rf"\A(?!.*CUDA_VISIBLE_DEVICES).*{_DOCKER}": "the container gets neither the job's device nor its MPS server; use "
+    "a shell script with --gpus device=$CUDA_VISIBLE_DEVICES --ipc=host --user $(id -u) -e CUDA_MPS_PIPE_DIRECTORY "
+    f"-v $CUDA_MPS_PIPE_DIRECTORY:$CUDA_MPS_PIPE_DIRECTORY, {_REMEDY}",
+    rf"\A(?!.*--nv).*{_APPTAINER}": f"the container does not get the job's device; add --nv, {_REMEDY}",
+    rf"{_APPTAINER}(?:[^\n]*--(?:cleanenv|containall)|(?:-\S+\s+)*-c?[eC]\s)": "--cleanenv (-e) and --containall (-C) "
+    "clear the variables with the job's device and MPS server; remove the option",
+    rf"{_START}srun\s": "srun starts a step of Slurm, outside of the job and on a GPU that Slurm chooses; leave srun "
+    "out, or start the study by hydra/launcher=slurm",
+}
+_IN_OUTPUT = {
+    rf"\A(?!.*(?:--no-capture-output|--live-stream)).*{_START}(?:conda|mamba)\s+run\s": "conda run prints the output "
+    "at its end, so its rates have no times; add --no-capture-output, or use env=existing env.prefix=PREFIX",
+}
 
 
 @dataclass
@@ -34,21 +56,21 @@ class ScriptConfig(WorkloadConfig):
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    work_unit: str = explain(
+    work_unit: str = option(
         "work unit, such as `steps`; empty: the unit next to the number ([units](workloads.md#samples-per-second))", ""
     )
-    run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
-    metric: str | None = explain("name of the metric in MLflow or TensorBoard files that holds the rate", None)
-    metric_pattern: str | None = explain(
+    run_in: RunIn = option("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
+    metric: str | None = option("name of the metric in MLflow or TensorBoard files that holds the rate", None)
+    metric_pattern: str | None = option(
         "regular expression for output lines that report a rate; its only group matches the number", None
     )
-    metric_unit: str | None = explain(
+    metric_unit: str | None = option(
         "unit of the logged number (`k`, `per_day`, `s_per_step`, ...), if metric name or output line has no unit "
         "([units](workloads.md#samples-per-second))",
         None,
     )
-    decimal_mark: DecimalMark | None = explain("decimal separator of numbers in the output; `null`: detect it", None)
-    samples: int | None = explain("samples (or work in `work_unit`) that one complete run processes", None)
+    decimal_mark: DecimalMark | None = option("decimal separator of numbers in the output; `null`: detect it", None)
+    samples: int | None = option("samples (or work in `work_unit`) that one complete run processes", None)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -135,3 +157,27 @@ class ScriptConfig(WorkloadConfig):
                 f"metric_unit={self.metric_unit} counts {work_units.format_unit(unit.work)}, not "
                 f"{work_units.format_unit(self.work_unit)}; remove work_unit={self.work_unit}"
             )
+
+
+def find_obstacle(script: str, args: Iterable[str], *, is_on_gpu: bool, reads_output: bool) -> str | None:
+    """Explain the first obstacle in a command line or in the shell scripts that it names; `None` without one."""
+    words = [script, *args]
+    # A word with spaces is a text, such as a note, unless a shell runs it.
+    pairs = itertools.pairwise(["-c", *words])
+    command = " ".join(word for option, word in pairs if " " not in word or re.fullmatch(r"-\w*c", option))
+    text = "\n".join([command, *map(_read_shell_script, words), ""])
+    obstacles = (_ON_GPU if is_on_gpu else {}) | (_IN_OUTPUT if reads_output else {})
+    return next((why for pattern, why in obstacles.items() if re.search(pattern, text, re.DOTALL)), None)
+
+
+def _read_shell_script(word: str) -> str:
+    """Read a shell script without comments and line breaks within commands; empty for any other word."""
+    try:
+        if not Path(word).is_file():  # reading a pipe would wait for a writer
+            return ""
+        with Path(word).open(encoding="utf-8") as file:
+            text = file.read(_MOST_BYTES)
+    except (OSError, ValueError):
+        return ""
+    is_shell = word.endswith(".sh") or re.match(r"#!.*sh\b", text)
+    return re.sub(r"(?m)(?:^|\s)#.*|\\\n", " ", text) if is_shell else ""

@@ -8,11 +8,12 @@ raises `ValueError` with a message that names the configuration keys.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,12 +27,16 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Objective, RateSource
 from pipeline.base.system import errors, user_command
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path, is_file
-from pipeline.plan import option_values, service_windows, source_digest
+from pipeline.plan import option_values, source_digest
 
 # Variables that only the orchestrator sets. A variable that bypasses MPS is allowed: its group fails with the reason.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
+_UNDER_LOAD = {0.6: 4000, 0.8: 13_000}
+"""Numbers of requests in which a queue with constant service times has enough excursions for a p99
+(`python -m benchmarks.percentiles`)."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,6 @@ class JobDevice:
     is_simulated: bool
     was_chosen: bool
     compute_capability: tuple[int, ...] | None
-
-
-def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return a schema field with its help text in Markdown."""
-    if isinstance(default, dict | list):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -73,41 +71,39 @@ class WorkloadConfig:
     is_load: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = False
 
-    name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
-    options: str | None = explain("option class; set by `workload=`", None)
-    script: str = explain(
+    name: str = option("name in tables and MLflow; for `script`, the name of the script file", MISSING)
+    options: str | None = option("option class; set by `workload=`", None)
+    script: str = option(
         "path of the script, relative to the working directory or the project; for `script` also a program of the "
         "environment or on PATH",
         MISSING,
     )
-    args: Any = explain(
+    args: Any = option(
         "further arguments: a list, or a text in shell syntax; [`{output_dir}`, `{job}` and `{degree}`]"
         "(workloads.md#a-folder-for-each-job) are replaced",
         [],
     )
-    flags: dict[str, Any] = explain(
+    flags: dict[str, Any] = option(
         "further flags: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`; true: the flag alone; false or null: "
         "nothing; a list: several values",
         {},
     )
-    runner: str | None = explain(
+    runner: str | None = option(
         "script that starts the program and uses the job protocol for it; `null`: the program uses the job protocol",
         None,
     )
-    ends_by_itself: bool = explain(
-        "whether the program cannot be stopped; its group then uses the `work` window", False
-    )
-    environ: dict[str, str] = explain(
+    ends_by_itself: bool = option("whether the program cannot be stopped; its group then uses the `work` window", False)
+    environ: dict[str, str] = option(
         "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
-    work_unit: str = explain(
+    work_unit: str = option(
         "work unit, such as `sequences`; it is part of the names of [metrics](method.md#units)",
         work_units.SAMPLES,
     )
-    preload: str | None = explain("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
-    env_file: str | None = explain("environment file of this workload's jobs, instead of `env.file`", None)
-    env_prefix: str | None = explain("environment of this workload's jobs, instead of `env.prefix`", None)
+    preload: str | None = option("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
+    env_file: str | None = option("environment file of this workload's jobs, instead of `env.file`", None)
+    env_prefix: str | None = option("environment of this workload's jobs, instead of `env.prefix`", None)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.derive_name()
@@ -249,7 +245,7 @@ class WorkloadConfig:
     def window_notes(self, window: Window) -> list[str]:
         """Return notes on a window for the user; raise `ConfigError` if the window is too short for an objective."""
         try:
-            return [f"{self.name}: {note}" for note in service_windows.list_notes(self, window)]
+            return [f"{self.name}: {note}" for note in _list_window_notes(self, window)]
         except ValueError as error:
             raise self._refused(str(error)) from error
 
@@ -323,7 +319,6 @@ class WorkloadConfig:
             unit = self.derive_work_unit()
         if unit and unit != self.work_unit:
             raise self._refused(f"work_unit={self.work_unit} must be {unit}, the program's work unit; remove work_unit")
-        capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
             self.check(
                 JobDevice(
@@ -331,7 +326,7 @@ class WorkloadConfig:
                     is_gpu=device.is_gpu,
                     is_simulated=device.is_simulated,
                     was_chosen=device_was_chosen,
-                    compute_capability=None if capability is None else tuple(map(int, capability.split("."))),
+                    compute_capability=device.facts.compute_capability,
                 )
             )
 
@@ -349,8 +344,8 @@ class WorkloadConfig:
 
     def refuse_values(self, source: str = "") -> None:
         """Raise `ConfigError` for a value that its option does not accept; the message begins with `source`."""
-        for option in self.option_fields():
-            if (wrong := option_values.explain_wrong(option, getattr(self, option.name))) is not None:
+        for field in self.option_fields():
+            if (wrong := option_values.explain_wrong(field, getattr(self, field.name))) is not None:
                 raise self._refused(f"{source}{wrong}")
 
     @contextmanager
@@ -376,3 +371,40 @@ class WorkloadConfig:
 
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _list_window_notes(service: Any, window: Window) -> list[str]:
+    """Return notes on the percentiles of a service in a window; none for other workloads.
+
+    Raises:
+        ValueError: the window holds too few requests for the percentile of the objective.
+    """
+    rate_per_s, requests = getattr(service, service_figures.RATE, None), getattr(service, "requests", None)
+    if window.kind is WindowKind.WORK and requests is not None:
+        count = requests * window.epochs
+        held = f"{count:,} requests"
+    elif window.kind is WindowKind.STEADY and rate_per_s is not None:
+        count = int(rate_per_s * window.longest_s)  # the steps of services are unknown, so their window is the longest
+        held = f"about {count:,} requests ({rate_per_s:g}/s for {window.longest_s:g} s)"
+    else:
+        return []  # the number of requests is unknown if clients wait for answers
+    percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
+    if percentile is not None and count < service_figures.min_requests(percentile):
+        needed = service_figures.min_requests(percentile)
+        raise ValueError(
+            f"objective_percentile={percentile:g} needs {needed:,} requests, but the window holds only {held}; "
+            f"{_suggest_window(rate_per_s, window, needed)}"
+        )
+    if count < (least := service_figures.min_requests(99)):
+        enough = _suggest_window(rate_per_s, window, least)
+        return [f"no p99: a p99 needs at least {least:,} requests, but the window holds only {held}; {enough}"]
+    if count < max(_UNDER_LOAD.values()):
+        needs = " and ".join(f"{number:,} at load {load:g}" for load, number in _UNDER_LOAD.items())
+        return [f"a p99 needs {least:,} requests that do not wait for others, about {needs}; the window holds {held}"]
+    return []
+
+
+def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
+    if window.kind is WindowKind.WORK or rate_per_s is None:
+        return "raise workload.requests or window.epochs"
+    return f"set {window.longest_key}={math.ceil(1.1 * count / rate_per_s)}"

@@ -235,7 +235,7 @@ def _make_record(
         Tag.DEVICE: group.device.name,
         **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
         **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
-        **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
+        **{fact_tag(key): value for key, value in (facts | group.device.facts.as_texts()).items()},
         **_make_ui_tags(facts),
     }
     of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
@@ -295,7 +295,7 @@ def _make_ui_tags(facts: Mapping[str, str]) -> dict[str, str]:
 def _make_params(group: Group) -> dict[str, str]:
     params = {
         "scenario": group.scenario,
-        "degree": str(len(group.measured)),
+        "degree": str(group.degree),
         "jobs": group.job_names,
         **({"co_runners": group.settings[CO_RUNNERS]} if group.has_co_runners else {}),
         **_make_window_params(group.window),

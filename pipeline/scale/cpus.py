@@ -60,7 +60,7 @@ def bind_children(cpus: frozenset[int]) -> Iterator[None]:
 
 def _read_near_cpus(device: Device) -> frozenset[int]:
     """Return the CPUs of a GPU's NUMA node; empty if Linux does not report them."""
-    bus_id = dict(device.details).get("pci_bus_id", "").lower()
+    bus_id = (device.facts.pci_bus_id or "").lower()
     domain, colon, rest = bus_id.partition(":")
     try:
         return parse_list((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())

@@ -20,7 +20,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import format_count
 from pipeline.plan import shards
-from pipeline.plan.experiment_names import name_company
+from pipeline.plan.config_reader import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet

@@ -28,7 +28,7 @@ from pipeline.base.system.helper_program import run as run_program
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import format_count
-from pipeline.plan import config_schema, setting_checks
+from pipeline.plan import config_schema
 from pipeline.plan.config_schema import GpuConfig, GpuKind
 from pipeline.record.invocation import STUDY, TASK
 from pipeline.record.shards import task_messages
@@ -227,7 +227,7 @@ def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
             "hydra/launcher=slurm needs a tracking server, because its tasks run on other machines; add "
             "tracking=server tracking.uri=http://HOST:PORT"
         )
-    if request.config.dry_run == setting_checks.JSON:
+    if request.config.dry_run == config_schema.JSON:
         raise ConfigError("dry_run=json does not work with hydra/launcher=slurm; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(

@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Plan, Resume
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.plan import plan_text, setting_checks
+from pipeline.plan import config_schema, plan_text
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
 from pipeline.study.stopping_rule import StoppingRule
@@ -21,7 +21,7 @@ from pipeline.study.study_request import StudyRequest
 def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
     """Print each plan, or with `resume` its remaining groups, with an estimate of its duration."""
     plans = [_format(*parts) for parts in planned]
-    if planned[0][0].config.dry_run == setting_checks.JSON:
+    if planned[0][0].config.dry_run == config_schema.JSON:
         sys.stdout.write(f"{json.dumps(plans if len(plans) > 1 else plans[0], indent=2)}\n")
     else:
         sys.stdout.writelines(f"{text}\n" for text in plans)
@@ -37,7 +37,7 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
     ahead = forecast(plan.groups, past)
     memory = MemoryForecast(plan.groups, past)
     needs = {group.number: need for group in plan.groups if (need := memory.forecast(group)) is not None}
-    if request.config.dry_run == setting_checks.JSON:
+    if request.config.dry_run == config_schema.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
         loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
         packages_of_others = {key: value for key, value in loosely.items() if value}

@@ -19,10 +19,10 @@ from pipeline.base.system import factory, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expand_path
-from pipeline.plan import config_reader, feasibility, overrides, shards
+from pipeline.plan import config_reader, overrides, plan_builder, shards
 from pipeline.plan import plan_builder as planning
+from pipeline.plan.config_reader import separate_rehearsals
 from pipeline.plan.config_schema import Config
-from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.job_entries import refuse_unread
 from pipeline.record import invocation as invocations
@@ -88,12 +88,12 @@ class StudyRequest:
         """Make and check the plan; for a reproduction, reduce it to one group and print its differences."""
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            checked = feasibility.check_plan(full_plan)
+            checked = plan_builder.check_plan(full_plan)
             warnings = (*published_figures.list_missing_sources(checked), *checked.warnings)
             return shards.select_shard(dataclasses.replace(checked, warnings=warnings), self.config.shard)
         # `is_sweep` adds baselines, because the original may be a baseline that was added to a sweep.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
-        plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))
+        plan = plan_builder.check_plan(self.reproduction.only_its_group(full_plan))
         facts = provenance.collect(inventory.interpreters, self.invocation)
         differences = self.reproduction.describe(plan, inventory, facts)
         if differences != self.differences:

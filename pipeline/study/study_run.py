@@ -28,7 +28,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.memory_forecast import MemoryForecast
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
+from pipeline.plan import plan_builder, plan_text
 from pipeline.plan.config_schema import ForeignLoad, Memory, OnFailure
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
@@ -64,7 +64,7 @@ class StudyRun:
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
         self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
-        num_compared = len(automatic_repeats.select_compared(plan.groups))
+        num_compared = len(plan_builder.select_compared(plan.groups))
         self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -227,7 +227,7 @@ class StudyRun:
                 slices_s=self._list_slice_lengths(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
-            for launch in launches.split_by_launch(groups):
+            for launch in plan_builder.split_by_launch(groups):
                 if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
                     break
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:

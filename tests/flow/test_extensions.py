@@ -50,7 +50,7 @@ FAIR = """
         def prepare(self, group, scratch):
             share = str(self.share)
             slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
-            yield Slots([slot] * group.degree, lambda pids: None)
+            yield Slots([slot] * len(group.jobs), lambda pids: None)
     """
 FAIR_MODE = """
     FAIR = SharingMode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")

@@ -17,7 +17,8 @@ from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.plan import config_reader, plan_text
-from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.plan.config_schema import Config, GpuConfig, GpuKind
+from pipeline.plan.option_loader import load_choice
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support.rows import Gone, group
@@ -39,7 +40,7 @@ def temporary(tmp_path, monkeypatch) -> Path:
 
 
 def configs(*models: str, **changes: object) -> list[Config]:
-    scenario = ScenarioConfig(name="naive", _target_="pipeline.prepare.sharing.naive.Naive")
+    scenario = load_choice("scenario", "pipeline.prepare.sharing.naive.Naive")(name="naive")
     gpus = [GpuConfig(kind=GpuKind.simulated, model=model, **changes) for model in models]
     return [Config(scenario=scenario, workload={}, gpu=gpu) for gpu in gpus]
 

@@ -27,7 +27,7 @@ from hydra_plugins.option_classes import OptionClasses
 from pipeline import rehearsal
 from pipeline.base.domain.records import Plan
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import config_reader, config_schema, feasibility
+from pipeline.plan import config_reader, config_schema, plan_builder
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.config_schema import Config
 from pipeline.plan.inventory import take_inventory
@@ -61,7 +61,7 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
     with rehearsal.prepare_machine(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take_inventory(configs, simulated.find_device), is_sweep=True)
-        yield feasibility.check_plan(plan)
+        yield plan_builder.check_plan(plan)
 
 
 def sweeper_of(arguments: Sequence[str]) -> Any:

@@ -20,7 +20,7 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import config_reader, feasibility
+from pipeline.plan import config_reader, plan_builder
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.command_line import quote_home
 from pipeline.plan.config_schema import GpuConfig, GpuKind
@@ -160,7 +160,7 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
     refuse_unread(words, configs, composed)
     with ExitStack() as stack:
         simulated = stack.enter_context(rehearsal.prepare_machine(configs))
-        return feasibility.check_plan(
+        return plan_builder.check_plan(
             planning.build_plan(configs, take_inventory(configs, find_device), is_sweep=is_sweep)
         )
 

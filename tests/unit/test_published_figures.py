@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import yaml
 
-from pipeline.base.domain.records import Device, Plan
+from pipeline.base.domain.records import Device, DeviceFacts, Plan
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
 from pipeline.study.published_figures import list_missing_sources
 from tests.conftest import GPU
 from tests.support.listener_contract import CPU
 
-A100 = dataclasses.replace(GPU, details=(("compute_capability", "8.0"),))
+A100 = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(8, 0)))
 ROBROEK = ["workload=robroek_small", "data.source=synthetic_files", "scenario=serial"]
 WITHOUT_FIGURES = {"interleaving", "migperf_frameworks", "other_gpus"}
 MakePlan = Callable[..., Plan]

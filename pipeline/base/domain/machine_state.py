@@ -38,7 +38,7 @@ class MachineState:
     @classmethod
     def read(cls, device: Device) -> MachineState:
         """Read the state of this machine with a device whose details were just read."""
-        return cls.from_facts({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host_info.boot_id()})
+        return cls.from_facts({**device.facts.as_texts(), "gpu_uuid": device.uuid, "boot_id": host_info.boot_id()})
 
     def is_same(self, other: MachineState) -> bool:
         """Return whether nothing differs; a fact missing on one side is not a difference."""

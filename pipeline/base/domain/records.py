@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pipeline.base.domain.container import Container
@@ -18,6 +18,7 @@ from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
+from pipeline.base.system.option_fields import MAX_S, option
 
 _NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
@@ -105,13 +106,15 @@ class Commands:
         return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, kw_only=True)
 class Limits:
-    """Deadlines of one group, in seconds."""
+    """Deadlines of one group, in seconds; not frozen, because OmegaConf makes frozen classes read-only."""
 
-    ready_s: float
-    group_s: float
-    stop_s: float
+    ready_s: float = option("time from starting processes until all jobs are ready", 600.0, above=0, most=MAX_S)
+    group_s: float = option("time from start to end of the work, in a `work` window", 86400.0, above=0, most=MAX_S)
+    stop_s: float = option(
+        "time in which a job must end after `stop`, including its final validation", 300.0, above=0, most=MAX_S
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,39 @@ _FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and ne
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Facts that a driver reports about a GPU and its settings; `None` for what it does not report."""
+
+    cuda_version: str | None = None
+    pci_bus_id: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+    persistence_mode: str | None = None
+    compute_mode: str | None = None
+    mig_mode_current: str | None = None
+    mig_mode_pending: str | None = None
+    driver_version: str | None = None
+    power_limit_w: str | None = None
+    ecc_mode: str | None = None
+    graphics_clock_setting_mhz: str | None = None
+    memory_clock_setting_mhz: str | None = None
+
+    @property
+    def driver_branch(self) -> int | None:
+        """The branch of the driver, such as 580."""
+        return None if self.driver_version is None else int(self.driver_version.partition(".")[0])
+
+    def as_texts(self) -> dict[str, str]:
+        """Return the known facts by name, as stored and compared."""
+        facts = ((fact.name, getattr(self, fact.name)) for fact in fields(self))
+        return {
+            name: ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in facts
+            if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A device for jobs: an NVIDIA GPU or MIG device, real or simulated, or the CPUs of this machine.
 
@@ -149,7 +185,7 @@ class Device:
         uuid: UUID of the GPU or of the MIG device (`MIG-...`), or `CPU-<host name>`.
         index: index of the GPU.
         memory_mib: memory of the device; `None` for the CPU.
-        details: further identification for provenance (driver, CUDA version, ...).
+        facts: facts that the driver reports; none if the device was not read.
         programs: absolute paths, by name, of the only programs that may run for a simulated GPU.
         parent: UUID of the GPU of a MIG device; `gi_id` and `ci_id` are the ids of its GPU and compute instance.
     """
@@ -160,7 +196,7 @@ class Device:
     index: int | None = None
     memory_mib: int | None = None
     mig_enabled: bool = False
-    details: tuple[tuple[str, str], ...] = ()
+    facts: DeviceFacts = DeviceFacts()
     programs: tuple[tuple[str, str], ...] = ()
     parent: str | None = None
     gi_id: int | None = None
@@ -182,8 +218,13 @@ class Device:
     @property
     def has_gpm(self) -> bool | None:
         """True if the GPU's generation has the GPM counters of NVML; `None` if the generation is unknown."""
-        capability = dict(self.details).get("compute_capability")
-        return None if capability is None else tuple(map(int, capability.split("."))) >= _FIRST_WITH_GPM
+        capability = self.facts.compute_capability
+        return None if capability is None else capability >= _FIRST_WITH_GPM
+
+    @property
+    def was_read(self) -> bool:
+        """True if the driver has reported facts; otherwise the capabilities are unknown."""
+        return self.facts != DeviceFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +392,8 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """The number of jobs, including co-runners."""
-        return len(self.jobs)
+        """The number of jobs without co-runners, as in the key, the param and the column of a report."""
+        return len(self.measured)
 
     @property
     def shared_settings(self) -> dict[str, str]:

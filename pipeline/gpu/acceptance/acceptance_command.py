@@ -174,12 +174,12 @@ def _list_writes(target: Target, board: MigBoard, twin: MigBoard, checks: Sequen
 
 
 def _list_facts(target: Target, board: MigBoard, began: datetime, seconds: float) -> dict[str, Any]:
-    details, repository = dict(board.device.details), git.read(PROJECT_DIR)
+    facts, repository = board.device.facts, git.read(PROJECT_DIR)
     return {
         "gpu": board.device.name,
         "is_simulated": target.is_simulated,
-        "driver": details["driver_version"],
-        "cuda": details["cuda_version"],
+        "driver": facts.driver_version,
+        "cuda": facts.cuda_version,
         "simulated_branch": find_branch(board.device),
         "found_mig_mode": "on" if board.was_on else "off",
         "began": began.isoformat(timespec="seconds"),

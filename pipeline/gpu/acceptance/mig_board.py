@@ -285,7 +285,7 @@ Job = loaders.Loader | loaders.SimulatedLoader
 
 def find_branch(device: Device) -> str:
     """Find the simulated branch nearest to a GPU's driver: the newest that is not newer, else the oldest."""
-    branch = int(dict(device.details)["driver_version"].split(".")[0])
+    branch = device.facts.driver_branch or 0
     return max((name for name in RELEASES if int(name) <= branch), key=int, default=min(RELEASES, key=int))
 
 

@@ -256,8 +256,7 @@ def start_simulated_job(file: StateFile, device: Device, environ: Mapping[str, s
 
 def count_multiprocessors(device: Device) -> int | None:
     """Return the device's number of multiprocessors as the driver reports it; `None` if unknown."""
-    number = dict(device.details).get("multiprocessors")
-    return None if number is None else int(number)
+    return device.facts.multiprocessors
 
 
 @contextmanager

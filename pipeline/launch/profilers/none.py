@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
+
+ARGUMENTS = "arguments of the profiler, passed verbatim"
 
 
-class NoProfiler:
+@dataclass
+class ProfilerOptions:
+    """Options of a profiler."""
+
+    program: str | None = option("path of the profiler, if not on PATH or in its usual folder", None, values="path")
+    options: list[str] = option(ARGUMENTS, [])
+
+
+@dataclass
+class NoProfiler(ProfilerOptions):
     """Profiler that puts nothing before the command of a job."""
 
     name = "none"
 
-    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
-        for key, value in {"program": program, "options": list(options)}.items():
+    def __post_init__(self) -> None:
+        for key, value in {"program": self.program, "options": list(self.options)}.items():
             if value:
                 raise ConfigError(
                     f"profiler.{key}={value} has no effect without a profiler; choose profiler=nsys or profiler=ncu"

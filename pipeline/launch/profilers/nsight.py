@@ -9,39 +9,43 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path
 from pipeline.launch.profilers import dcgm_pause
+from pipeline.launch.profilers.none import ARGUMENTS, ProfilerOptions
 
 _REPORT = "profile"
 
 
-class _Nsight:
-    """A profiler of NVIDIA Nsight, one process per job. Options: `pipeline.plan.config_schema.ProfilerConfig`.
+@dataclass
+class _Nsight(ProfilerOptions):
+    """A profiler of NVIDIA Nsight, one process per job.
 
     Raises:
         ConfigError: an option sets the path of the report, which this class sets.
     """
 
-    name: str
-    suffix: str
-    product: str
-    places: tuple[str, ...]
-    own_options: tuple[str, ...]
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    product: ClassVar[str]
+    places: ClassVar[tuple[str, ...]]
+    own_options: ClassVar[tuple[str, ...]]
 
-    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
-        self._program, self._options = program, tuple(map(str, options))
-        for option in self._options:
-            if option.split("=")[0] in self.own_options:
+    def __post_init__(self) -> None:
+        self._options = tuple(map(str, self.options))
+        for argument in self._options:
+            if argument.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={words.format_list(self._options)} sets {option}, which this project sets "
-                    f"itself; remove {option}"
+                    f"profiler.options={words.format_list(self._options)} sets {argument}, which this project sets "
+                    f"itself; remove {argument}"
                 )
 
     def check(self, group: Group) -> None:
@@ -68,11 +72,11 @@ class _Nsight:
         return path if path.is_file() and path.stat().st_size else None
 
     def _find_program(self) -> str:
-        if self._program is not None:
-            path = shutil.which(expand_path("profiler.program", self._program))
+        if self.program is not None:
+            path = shutil.which(expand_path("profiler.program", self.program))
             if path is None:
                 raise ConfigError(
-                    f"profiler.program={self._program} is neither the path of an executable nor a program on PATH; "
+                    f"profiler.program={self.program} is neither the path of an executable nor a program on PATH; "
                     f"correct the key, or install {self.product}"
                 )
             return str(Path(path).absolute())
@@ -90,6 +94,7 @@ class _Nsight:
         return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], reverse=True)
 
 
+@dataclass
 class Nsys(_Nsight):
     """Nsight Systems: start and end of each kernel, copy and CUDA call of the job.
 
@@ -102,12 +107,15 @@ class Nsys(_Nsight):
     product = "NVIDIA Nsight Systems"
     places = ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems*/*/bin/nsys")
     own_options = ("-o", "--output", "-f", "--force-overwrite")
+    # These traces need no privileges.
+    options: list[str] = option(ARGUMENTS, ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"])
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         output = f"--output={_escape(folder / _REPORT)}"
         return (self._find_program(), "profile", output, "--force-overwrite=true", *self._options)
 
 
+@dataclass
 class Ncu(_Nsight):
     """Nsight Compute: counters of single kernels, each of which is replayed several times, alone on the GPU.
 
@@ -120,6 +128,8 @@ class Ncu(_Nsight):
     product = "NVIDIA Nsight Compute"
     places = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
     own_options = ("-o", "--export", "-f", "--force-overwrite", "--target-processes")
+    # ncu slows each kernel down many times, and by default locks the clocks for all users of the GPU.
+    options: list[str] = option(ARGUMENTS, ["--launch-count", "100", "--clock-control", "none"])
 
     def notes(self, device: Device) -> tuple[str, ...]:
         turns = (

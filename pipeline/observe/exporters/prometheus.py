@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -20,6 +21,7 @@ from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group
 from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.observe.exporters.live_series import GroupSeries
 
 _STOP_LIMIT_S = 5.0
@@ -33,6 +35,7 @@ _MOST_PORT = 65535
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class PrometheusExporter:
     """An exporter that serves the running group at `http://ADDRESS:PORT/metrics`.
 
@@ -40,7 +43,18 @@ class PrometheusExporter:
         ConfigError: port or address is invalid, or prometheus_client is not installed.
     """
 
-    def __init__(self, port: int, address: str) -> None:
+    port: int = option(
+        "port that Prometheus scrapes; under `hydra/launcher=gpus` and `beside` the port of the first GPU; the other "
+        "GPUs get the next ports",
+        9411,
+    )
+    address: str = option(
+        "IPv4 address to listen on: with `127.0.0.1` only this machine can scrape, with `0.0.0.0` other machines too",
+        "127.0.0.1",
+    )
+
+    def __post_init__(self) -> None:
+        port, address = self.port, self.address
         if not 1 <= port <= _MOST_PORT:
             raise ConfigError(f"exporter.port={port} is not a port; set a number from 1 to {_MOST_PORT}")
         if not address:  # an empty address would listen on all addresses
@@ -50,7 +64,6 @@ class PrometheusExporter:
                 "exporter=prometheus needs prometheus_client; run pip install 'gpu-collocation[exporter]', "
                 "or set exporter=none"
             )
-        self.port, self.address = port, address
 
     @contextmanager
     def serve(self) -> Iterator[ShowGroup]:

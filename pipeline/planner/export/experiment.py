@@ -20,7 +20,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.words import format_count
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
-from pipeline.plan.config_schema import list_keys
+from pipeline.plan.option_loader import list_keys
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.profile_table import SIMULATED
 from pipeline.prepare.mig import layouts, profiles

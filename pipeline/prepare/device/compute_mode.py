@@ -36,7 +36,7 @@ def refuse_exclusive(group: Group) -> None:
 def refuse_forbidden(group: Group, at_once: int) -> None:
     """Raise ConfigError if the compute mode does not allow `at_once` processes on the device."""
     device = group.device
-    mode = dict(device.details).get("compute_mode", "default")
+    mode = device.facts.compute_mode or "default"
     if mode == "prohibited":
         what = "no process"
     elif mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:

@@ -219,7 +219,7 @@ def _read_recovery_action(handle: object) -> str | None:
 
 
 def _read_xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
-    bus_id = dict(device.details).get("pci_bus_id")
+    bus_id = device.facts.pci_bus_id
     if bus_id is None:
         return None, "the driver does not report its PCI address"
     try:

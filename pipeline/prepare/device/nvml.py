@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.base.domain.records import Device
+from pipeline.base.domain.records import Device, DeviceFacts
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.remedy_spelling import choose_remedy
 
@@ -120,9 +120,7 @@ def refresh_state(device: Device) -> Device:
     """
     with session():
         state = _read_state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
-    unchanged = {key: text for key, text in device.details if key not in state}
-    known = {key: text for key, text in state.items() if text is not None}
-    return dataclasses.replace(device, details=tuple((unchanged | known).items()))
+    return dataclasses.replace(device, facts=dataclasses.replace(device.facts, **state))
 
 
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
@@ -237,7 +235,7 @@ def _make_device(index: int, handle: object) -> Device:
         index=index,
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
-        details=tuple((key, text) for key, text in _read_details(handle, mode).items() if text is not None),
+        facts=_read_facts(handle, mode),
     )
 
 
@@ -258,23 +256,20 @@ def _make_mig_device(gpu: Device, handle: object) -> Device:
         is_part = attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount
         of_it = f"{attributes.computeInstanceSliceCount}c." if is_part else ""
         name = f"{gpu.name} MIG {of_it}{attributes.gpuInstanceSliceCount}g, {attributes.memorySizeMB} MiB"
-    details = {key: value for key, value in gpu.details if key != "multiprocessors"}
-    if (multiprocessors := count_multiprocessors(attributes)) is not None:
-        details["multiprocessors"] = str(multiprocessors)
     return dataclasses.replace(
         gpu,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=name,
         memory_mib=int(attributes.memorySizeMB),
         mig_enabled=False,
-        details=tuple(details.items()),
+        facts=dataclasses.replace(gpu.facts, multiprocessors=count_multiprocessors(attributes)),
         parent=gpu.uuid,
         gi_id=pynvml.nvmlDeviceGetGpuInstanceId(handle),
         ci_id=pynvml.nvmlDeviceGetComputeInstanceId(handle),
     )
 
 
-def _read_details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
+def _read_facts(handle: object, mig_mode: list[int] | None) -> DeviceFacts:
     cuda = ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
     pci = ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
     capability = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -282,20 +277,20 @@ def _read_details(handle: object, mig_mode: list[int] | None) -> dict[str, str |
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
     persistence = ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
     compute_mode = ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
-    return {
-        "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
-        "pci_bus_id": pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
-        "compute_capability": f"{capability[0]}.{capability[1]}",
-        "multiprocessors": None if cores is None or cores_each is None else str(cores // cores_each),
-        "persistence_mode": _SWITCH.get(persistence),
-        "compute_mode": _COMPUTE_MODES.get(compute_mode),
-        "mig_mode_current": None if mig_mode is None else _SWITCH.get(mig_mode[0]),
-        "mig_mode_pending": None if mig_mode is None else _SWITCH.get(mig_mode[1]),
+    return DeviceFacts(
+        cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        pci_bus_id=pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
+        compute_capability=(capability[0], capability[1]),
+        multiprocessors=None if cores is None or cores_each is None else cores // cores_each,
+        persistence_mode=_SWITCH.get(persistence),
+        compute_mode=_COMPUTE_MODES.get(compute_mode),
+        mig_mode_current=None if mig_mode is None else _SWITCH.get(mig_mode[0]),
+        mig_mode_pending=None if mig_mode is None else _SWITCH.get(mig_mode[1]),
         **_read_state(handle),
-    }
+    )
 
 
-def _read_state(handle: object) -> dict[str, str | None]:
+def _read_state(handle: object) -> dict[str, Any]:
     """Read the settings that affect a GPU's speed and can change during a study (`base.domain.machine_state`).
 
     NVML has no function for the clocks that `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.

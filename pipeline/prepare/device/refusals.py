@@ -52,7 +52,7 @@ def refuse_without_admin(group: Group, change: str) -> None:
         raise ConfigError(
             f"{change}, which gpu.admin=null forbids; set gpu.admin=[] if you are root, otherwise gpu.admin=[sudo,-n]"
         )
-    if group.device.details and not group.device.is_simulated:  # otherwise no command runs on this machine
+    if group.device.was_read and not group.device.is_simulated:  # otherwise no command runs on this machine
         driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
 

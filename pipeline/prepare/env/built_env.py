@@ -17,11 +17,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import helper_program, locks, words
 from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import PROJECT_DIR, expand_path, find_file
 from pipeline.prepare.env import trust
 from pipeline.prepare.env.builder import BUILD_LIMIT_S, FORMAT, Builder, find_interpreter
@@ -34,6 +37,7 @@ _POLL_S = 0.2
 _held: dict[Path, int] = {}
 
 
+@dataclass
 class BuiltEnv(ABC):
     """Environment that is built for jobs and stored below `cache_root`; subclasses implement the build.
 
@@ -43,23 +47,33 @@ class BuiltEnv(ABC):
     Attributes:
         kind: name of the environment's kind, such as `venv` in `env=venv`.
         title: name of the environment in messages.
-        tool: name of the program that builds the environment.
+        builder: name of the program that builds the environment.
         key: digest of everything that determines the built environment.
         default: name of the default file.
         requested: lines of the file that request packages; for a lock, the lines of the file from which the lock was
             made.
     """
 
-    kind: str
-    title: str
-    tool: str
-    key: str
-    default: str
-    requested: tuple[str, ...] = ()
+    kind: ClassVar[str]
+    default: ClassVar[str]
+    file: str | None = option(
+        "conda: `environment.yml` or an `@EXPLICIT` list; venv: `requirements.txt`, `pyproject.toml`, `uv.lock`, "
+        "`pylock.toml`; both: a recorded lock. Default: packages of the networks",
+        None,
+        values="path",
+    )
+    cache_root: str | None = option(
+        "folder of environments; `null`: `~/.cache/gpu-collocation/environments`", None, values="path"
+    )
+    title: str = field(init=False)
+    builder: str = field(init=False)
+    key: str = field(init=False)
+    requested: tuple[str, ...] = field(init=False, default=())
 
-    def __init__(self, file: str | None, cache_root: str | None) -> None:
-        self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
-        self.root = expand_path("env.cache_root", cache_root).resolve() if cache_root else _choose_default_root()
+    def __post_init__(self) -> None:
+        self.path = PROJECT_DIR / "workloads" / self.default if self.file is None else find_file("env.file", self.file)
+        folder = self.cache_root
+        self.root = expand_path("env.cache_root", folder).resolve() if folder else _choose_default_root()
 
     @abstractmethod
     def check_tools(self) -> None:
@@ -86,7 +100,7 @@ class BuiltEnv(ABC):
         return Interpreter(
             python=find_interpreter(self._folder / "prefix"),
             lock_digest=f"unbuilt-{self.key}",
-            to_build=f"{self.title} {state}; {self.tool} builds it before the study starts",
+            to_build=f"{self.title} {state}; {self.builder} builds it before the study starts",
             requested=self.requested,
         )
 
@@ -196,7 +210,7 @@ class BuiltEnv(ABC):
 
     def _build(self, handle: int, why: str) -> None:
         folder, prefix = self._folder, self._folder / "prefix"
-        words.say(f"{self.title} {why}; {self.tool} builds it in {folder}")
+        words.say(f"{self.title} {why}; {self.builder} builds it in {folder}")
         begin_s = time.monotonic()
         try:
             _remove(folder)
@@ -209,7 +223,7 @@ class BuiltEnv(ABC):
             marker = {
                 "format": FORMAT,
                 "title": self.title,
-                "tool": self.tool,
+                "tool": self.builder,
                 "key": self.key,
                 "lock": _sha256(lock.text),
                 "lock_digest": lock.digest,

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
 from pipeline.prepare.env.builder import Builder, digest_facts, find_interpreter
 from pipeline.prepare.env.built_env import BuiltEnv
@@ -23,6 +25,7 @@ from pipeline.prepare.env.probe import Probe, probe_new
 _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
 
 
+@dataclass
 class CondaEnv(BuiltEnv):
     """Conda environment that is built from a file.
 
@@ -31,18 +34,20 @@ class CondaEnv(BuiltEnv):
 
     kind, default = "conda", "environment.yml"
 
-    def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
-        super().__init__(file, cache_root)
-        self._tool, self._content = tool, conda_file.read(self.file)
+    tool: EnvTool = option("solver and installer; `rattler` needs no conda", EnvTool.rattler)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._content = conda_file.read(self.path)
         pip = (line for line in self._content.pip if not line.startswith("-"))
         self.requested = self._content.requested or (*self._content.specs, *pip)
-        self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
-        self.title = f"the conda environment of {self.file}"
+        self.builder = "py-rattler" if self.tool is EnvTool.rattler else self.tool.name
+        self.title = f"the conda environment of {self.path}"
         # Overrides of the machine's properties change the solve, so they are part of the key.
         overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
         self.key = digest_facts(
             self.kind,
-            tool.name,
+            self.tool.name,
             self._content.content,
             self._content.channels,
             self._content.pip,
@@ -51,7 +56,7 @@ class CondaEnv(BuiltEnv):
         )
 
     def check_tools(self) -> None:
-        if self._tool is not EnvTool.rattler:
+        if self.tool is not EnvTool.rattler:
             self._program()
         elif importlib.util.find_spec("rattler") is None:
             raise ConfigError(
@@ -63,13 +68,13 @@ class CondaEnv(BuiltEnv):
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
         self.check_tools()
-        if self._tool is EnvTool.rattler:
+        if self.tool is EnvTool.rattler:
             request = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
             task = json.dumps(request | {"prefix": str(prefix), "cache": str(self.root / "rattler")})
             # -P keeps the script's folder off the module path, where its files would shadow the standard library.
-            builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.tool, stdin=task)
+            builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.builder, stdin=task)
         else:
-            builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
+            builder.step(self._command(prefix, builder.scratch), tool=self.builder, environ=_NEVER_ASK)
         if self._content.variables:
             # All conda tools store an environment's variables in this file.
             state = json.dumps({"version": 1, "env_vars": self._content.variables})
@@ -90,12 +95,12 @@ class CondaEnv(BuiltEnv):
 
     def _program(self) -> str:
         # After activation, conda is a shell function, and its program may be found only through a variable.
-        variable = "MAMBA_EXE" if self._tool is EnvTool.micromamba else "CONDA_EXE"
-        program = shutil.which(self._tool.name) or (
-            None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
+        variable = "MAMBA_EXE" if self.tool is EnvTool.micromamba else "CONDA_EXE"
+        program = shutil.which(self.tool.name) or (
+            None if self.tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
         )
         if program is None:
-            raise ConfigError(f"env.tool={self._tool.name} is not on PATH; install it, or use env.tool=rattler")
+            raise ConfigError(f"env.tool={self.tool.name} is not on PATH; install it, or use env.tool=rattler")
         return program
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:
@@ -109,6 +114,6 @@ class CondaEnv(BuiltEnv):
             channels = [*self._content.channels, "nodefaults"]
             text = yaml.safe_dump({"channels": channels, "dependencies": list(self._content.specs)})
         file.write_text(text, encoding="utf-8")
-        takes_both = self._content.packages or self._tool is EnvTool.micromamba
+        takes_both = self._content.packages or self.tool is EnvTool.micromamba
         create = ["create", "--yes"] if takes_both else ["env", "create"]
         return [self._program(), *create, "--prefix", str(prefix), "--file", str(file)]

@@ -6,12 +6,14 @@ import hashlib
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.container import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock
 from pipeline.prepare.env.lock import Lock
@@ -21,12 +23,19 @@ from pipeline.prepare.env.probe import ask
 _ENVIRON = (("PYTHONPATH", ""), ("PYTHONHOME", ""), ("PYTHONNOUSERSITE", "1"), ("VIRTUAL_ENV", ""))
 
 
+@dataclass
 class ContainerEnv:
     """Image file, in which a program such as Apptainer starts the jobs."""
 
-    def __init__(
-        self, command: Sequence[str], bind: Sequence[str], image: str | None = None, python: str = "python3"
-    ) -> None:
+    command: list[str] = option(
+        "words before the interpreter: `{image}`, the working directory `{cwd}`, and `{binds}` for all folders to bind"
+    )
+    bind: list[str] = option("words for each folder")
+    image: str | None = option("image file in which the jobs run", None, values="path")
+    python: str = option("name or path of the interpreter in the image", "python3")
+
+    def __post_init__(self) -> None:
+        command, bind, image = self.command, self.bind, self.image
         if image is None:
             raise ConfigError("this env names no image; set env.image=FILE.sif")
         if "://" in image:
@@ -38,10 +47,10 @@ class ContainerEnv:
         if not self._image.is_file():
             raise ConfigError(f"env.image={self._image} is not a file; make one with: apptainer build FILE SOURCE")
         words = tuple(word.replace(IMAGE, str(self._image)) for word in command)
-        self._container, self._python = Container(command=words, bind=tuple(bind)), python
+        self._container = Container(command=words, bind=tuple(bind))
 
     def preview(self) -> Interpreter:
-        return _describe(self._container, self._python, self._image)
+        return _describe(self._container, self.python, self._image)
 
     resolve = preview
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
 from pipeline.prepare.env.builder import find_interpreter, make_path_variables
@@ -19,10 +21,14 @@ from pipeline.prepare.env.probe import Probe, ask
 _WANTED = "set it to the folder of a conda or virtual environment, or to the path of an interpreter"
 
 
+@dataclass
 class ExistingEnv:
     """Existing conda environment, virtual environment or interpreter, in which jobs run without any change to it."""
 
-    def __init__(self, prefix: str | None = None) -> None:
+    prefix: str | None = option("folder of a conda or virtual environment, or an interpreter", None, values="path")
+
+    def __post_init__(self) -> None:
+        prefix = self.prefix
         if prefix is None:
             raise ConfigError(
                 "env=existing names no environment; set env.prefix=~/miniconda3/envs/NAME, or for one workload "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
@@ -18,27 +20,32 @@ from pipeline.prepare.env.probe import probe_new
 _SUFFIXES = (".txt", ".in", ".toml", ".lock")
 
 
+@dataclass
 class VenvEnv(BuiltEnv):
     """Virtual environment that uv builds from a file.
 
     Without `python`, the version of Python is taken from the lock, else from the orchestrator.
     """
 
-    kind, tool, default = "venv", "uv", "requirements.txt"
+    kind, default = "venv", "requirements.txt"
+    python: str | None = option(
+        "version (`3.12`) or path of the interpreter; `null`: as in the lock, or the orchestrator's version", None
+    )
 
-    def __init__(self, file: str | None, python: str | None = None, cache_root: str | None = None) -> None:
-        super().__init__(file, cache_root)
-        if self.file.suffix not in _SUFFIXES:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.builder, python = "uv", self.python
+        if self.path.suffix not in _SUFFIXES:
             raise ConfigError(
-                f"env.file={self.file} is not a file for env=venv; set it to a requirements.txt, pyproject.toml, "
+                f"env.file={self.path} is not a file for env=venv; set it to a requirements.txt, pyproject.toml, "
                 "uv.lock, pylock.toml or recorded lock, or use env=conda with an environment.yml"
             )
-        self.title = f"the virtual environment of {self.file}"
-        read = env_requirements.read(self.file)
+        self.title = f"the virtual environment of {self.path}"
+        read = env_requirements.read(self.path)
         self._options, content = read.options, read.content
-        self._is_uv_lock = self.file.name == "uv.lock"
+        self._is_uv_lock = self.path.name == "uv.lock"
         if self._is_uv_lock:
-            content += env_requirements.read(self.file.with_name("pyproject.toml")).content
+            content += env_requirements.read(self.path.with_name("pyproject.toml")).content
         if python and "/" in python:
             python = str(expand_path("env.python", python).absolute())
         named, current = python or read.python or platform.python_version(), platform.python_version()
@@ -52,7 +59,7 @@ class VenvEnv(BuiltEnv):
         uv.find_program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
-        folder, requirements = self.file.parent, self.file
+        folder, requirements = self.path.parent, self.path
         uv.run(builder, ["venv", "--no-project", "--python", self._python, str(prefix)], folder)
         if self._is_uv_lock:
             requirements = builder.scratch / "requirements.txt"

@@ -147,15 +147,15 @@ def _read(device: Device) -> MigGpu | None:
         profiles = _sort(_read_profiles(device))
     if not profiles:
         return None
-    details = dict(device.details)
-    count = details.get("multiprocessors")
+    branch = device.facts.driver_branch
+    assert branch is not None
     return MigGpu(
         name=device.name,
         compute_slices=max(profile.compute_slices for profile in profiles),
         memory_slices=max(start + profile.memory_slices for profile in profiles for start in profile.starts),
-        multiprocessors=None if count is None else int(count),
+        multiprocessors=device.facts.multiprocessors,
         profiles=profiles,
-        driver_branch=int(details["driver_version"].split(".")[0]),
+        driver_branch=branch,
     )
 
 

@@ -9,13 +9,15 @@ from pipeline.base.domain.records import Device, Job
 _FAULTY_MULTIPROCESSORS = frozenset(
     {18, 20, 22, 26, 28, 36, 38, 42, 46, 52, 54, 58, 68, 72, 78, 86, 92, 98, 104, 112, 116}
 )
-_MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
+_MEASURED_ON = ((9, 0), 132)
+"""Compute capability and number of multiprocessors."""
 
 
 def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
     """Describe the known fault in a job's arithmetic at its active thread percentage; `None` if there is none."""
     precision = dict(job.workload.params).get("precision")
-    if precision in ("default", "fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
+    model = (device.facts.compute_capability, device.facts.multiprocessors)
+    if precision in ("default", "fp32", "tf32") or model != _MEASURED_ON:
         return None
     multiprocessors = _count_multiprocessors(share_pct)
     if multiprocessors not in _FAULTY_MULTIPROCESSORS:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.protocols import Slots
@@ -19,8 +20,8 @@ from pipeline.base.domain.work_units import REQUESTS
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.prepare.sharing.mps import parse_version
 from pipeline.prepare.sharing.streams import Streams
 
 _TEXT_PROGRAMS = "workloads.text_imports"
@@ -37,22 +38,26 @@ def get_answers() -> dict[str, str]:
     return {}
 
 
+@dataclass
 class Green(Streams):
-    """One process with a green context for each job. Options: `pipeline.plan.config_schema.GreenConfig`."""
+    """One process with a green context for each job."""
 
-    def __init__(self, multiprocessors: int | None = None) -> None:
-        if multiprocessors is not None and multiprocessors < 1:
-            raise ConfigError(f"scenario.multiprocessors={multiprocessors} must be at least 1")
-        self._multiprocessors = multiprocessors
+    multiprocessors: int | None = option(
+        "multiprocessors of each job ([one_process.md](one_process.md#green-contexts)); `null`: equal parts", None
+    )
+
+    def __post_init__(self) -> None:
+        if self.multiprocessors is not None and self.multiprocessors < 1:
+            raise ConfigError(f"scenario.multiprocessors={self.multiprocessors} must be at least 1")
 
     def check(self, group: Group) -> None:
         super().check(group)
-        details = dict(group.device.details)
-        if "multiprocessors" not in details or parse_version(details.get("compute_capability", "0.0")) < _STEP_SINCE:
+        total, capability = group.device.facts.multiprocessors, group.device.facts.compute_capability
+        if total is None or capability is None or capability < _STEP_SINCE:
             return
-        num_jobs, total = len(group.jobs), int(details["multiprocessors"])
+        num_jobs = len(group.jobs)
         largest = total // num_jobs // _STEP * _STEP
-        count = -(-(self._multiprocessors or _STEP) // _STEP) * _STEP  # rounded up, as the driver does
+        count = -(-(self.multiprocessors or _STEP) // _STEP) * _STEP  # rounded up, as the driver does
         if count > largest:
             remedy = f"scenario.multiprocessors={largest} or less" if largest else f"{total // _STEP} jobs or fewer"
             raise ConfigError(
@@ -75,7 +80,7 @@ class Green(Streams):
         """Return the program that hosts the jobs, which splits the multiprocessors and reads them back."""
         host = HostProgram(script=str(PROJECT_DIR / "workloads" / "host_green.py"))
         options = {
-            "multiprocessors": self._multiprocessors,
+            "multiprocessors": self.multiprocessors,
             "trials": tuple(sorted({choose_trial(job.workload) for job in group.jobs})),
             "answers": str(_locate_answers(scratch)),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.driver_programs import Programs, find_group_programs
@@ -16,6 +17,7 @@ from pipeline.base.domain.records import Commands, Group, Job, Slot
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import list_tree
@@ -46,18 +48,29 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
                 )
 
 
+@dataclass
 class Mig:
-    """MIG devices for each job. Options: `config_schema.MigConfig`; default profiles of sizes: `SIZE_PROFILE`."""
+    """MIG devices for each job. The first key that is set counts: `profiles`, `profile`, `size_profile` (for a mix)."""
 
-    def __init__(
-        self,
-        profile: str = AUTO,
-        profiles: Sequence[str] | None = None,
-        size_profile: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
-        program: str | None = None,
-        layout: str | None = None,
-        instances_per_job: int | None = None,
-    ) -> None:
+    profile: str = option(
+        "profile of all instances: `2g`, `2g.10gb`, or `auto`: the largest profile of which all fit", AUTO
+    )
+    profiles: list[str] | None = option(
+        "a profile for each job (`mig`) or each instance (`mig_mps`), by position: `3g` or `1c.3g` "
+        "([compute instances](mig.md#compute-instances)); overrides `profile`",
+        None,
+    )
+    size_profile: dict[str, str] = option("profile of each name of a mix", dict(SIZE_PROFILE))
+    program: str | None = option("path of `nvidia-smi`, if not on PATH", None, values="path")
+    layout: str | None = option("`existing`: use existing instances, make none ([mig.md](mig.md))", None)
+    instances_per_job: int | None = option(
+        "instances for each job; `profiles` then lists as many per job; `null`: one "
+        "([frameworks.md](frameworks.md#several-instances-in-one-process))",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        layout, instances_per_job, profiles = self.layout, self.instances_per_job, self.profiles
         if layout not in (None, _EXISTING):
             raise ConfigError(
                 f"scenario.layout={layout} is unknown; use existing, or leave the key out to create instances"
@@ -70,13 +83,13 @@ class Mig:
             )
         self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
-        self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
-        self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
-        self._program = program
+        self._profile, self._profiles = str(self.profile), tuple(map(str, profiles or ()))
+        self._size_profile = {**SIZE_PROFILE, **dict(self.size_profile or ())}
+        self._program = self.program
 
     def check(self, group: Group) -> Layout | None:
         self._check_request(group)
-        if not group.device.details:  # the device was not read, so its capabilities are unknown
+        if not group.device.was_read:  # the device was not read, so its capabilities are unknown
             return None
         if self._uses_existing:
             self._assign_existing(group)
@@ -93,7 +106,7 @@ class Mig:
                 "scenario=mig scenario.layout=existing"
             )
         compute_mode.refuse_exclusive(group)
-        compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
+        compute_mode.refuse_forbidden(group, 1 if group.sequential else len(group.jobs))
         if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
             raise ConfigError(
                 f"scenario.profiles names {format_count(len(self._profiles), 'instance')}, but "
@@ -102,14 +115,14 @@ class Mig:
             )
         if not self._uses_existing:
             refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
-        if device.details and "mig_mode_current" not in dict(device.details):
+        if device.was_read and device.facts.mig_mode_current is None:
             raise ConfigError(
                 f"{what}: {device.name} ({device.uuid}) does not support MIG; choose another GPU with gpu.device, or "
                 "scenario=mps"
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        if not group.device.details or self._uses_existing:
+        if not group.device.was_read or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
         layout, warnings = self._find_layout(group), []
@@ -129,7 +142,7 @@ class Mig:
             return Commands()
         device = group.device
         control = MigSmi.locate(self._programs(group), device.uuid)
-        instances = self._find_layout(group).creation_order if device.details else ()
+        instances = self._find_layout(group).creation_order if device.was_read else ()
         return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager

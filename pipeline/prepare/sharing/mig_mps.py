@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import mig_names
 from pipeline.base.domain.driver_programs import find_group_programs
@@ -16,47 +18,49 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
-from pipeline.prepare.mig.layouts import AUTO, Layout
+from pipeline.prepare.mig.layouts import Layout
 from pipeline.prepare.mig.profiles import read_gpu
 from pipeline.prepare.mps.control_program import CONTROL
 from pipeline.prepare.mps.mps_daemon import run_daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
-from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
+from pipeline.prepare.sharing.mps import Mps, MpsOptions, MpsPercent, refuse_too_many
 
 
-class MigMps(Mig):
-    """MIG devices that jobs share under MPS. Options: `pipeline.plan.config_schema.MigMpsConfig`."""
+@dataclass
+class MigMps(Mig, MpsOptions):
+    """MIG devices that jobs share under MPS. Options of MIG are per instance, options of MPS are per job."""
 
-    def __init__(
-        self,
-        profiles: Sequence[str] | None = None,
-        profile: str = AUTO,
-        num_instances: int = 2,
-        instance_of: Sequence[int] | None = None,
-        active_thread_pct: float | Sequence[float] | None = None,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        mps_program: str | None = None,
-        program: str | None = None,
-    ) -> None:
-        super().__init__(profile=profile, profiles=profiles, program=program)
-        if num_instances < 1:
-            raise ConfigError(f"scenario.num_instances={num_instances} must be at least 1")
-        self._num_instances, self._instance_of = num_instances, instance_of
-        self._control_program = mps_program
-        if active_thread_pct is None:
-            self._mps = Mps(pinned_mem_limit, priority)
+    size_profile: dict[str, str] = field(init=False, default_factory=dict)
+    layout: str | None = field(init=False, default=None)
+    instances_per_job: int | None = field(init=False, default=None)
+    num_instances: int = option("number of instances, if `profiles` is not set; at most the number of jobs", 2)
+    instance_of: list[int] | None = option(
+        "instance of each job by position; the first is 0; `null`: round-robin", None, values="list of int"
+    )
+    active_thread_pct: Any = option(
+        "active thread percentage of each job; `null`: no limit", None, values="number or list"
+    )
+    mps_program: str | None = option("path of `nvidia-cuda-mps-control`, if not on PATH", None, values="path")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_instances < 1:
+            raise ConfigError(f"scenario.num_instances={self.num_instances} must be at least 1")
+        options = {"pinned_mem_limit": self.pinned_mem_limit, "priority": self.priority}
+        if self.active_thread_pct is None:
+            self._mps = Mps(**options)
         else:
-            self._mps = MpsPercent(active_thread_pct, pinned_mem_limit, priority)
+            self._mps = MpsPercent(**options, active_thread_pct=self.active_thread_pct)
 
     def _check_request(self, group: Group) -> None:
         num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
-        if len(dealt) != group.degree:
+        if len(dealt) != len(group.jobs):
             raise ConfigError(
                 f"scenario.instance_of has {format_count(len(dealt), 'value')} for "
-                f"{format_count(group.degree, 'job')}; list one value for each job"
+                f"{format_count(len(group.jobs), 'job')}; list one value for each job"
             )
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))
@@ -64,13 +68,13 @@ class MigMps(Mig):
                 f"the jobs use only the instances {used} (counted from 0) of {num_instances} instances; set "
                 "scenario.instance_of so that each instance has a job, or use fewer scenario.profiles or more jobs"
             )
-        for position in range(group.degree):
-            self._mps.list_variables(position, group.degree)
+        for position in range(len(group.jobs)):
+            self._mps.list_variables(position, len(group.jobs))
         super()._check_request(group)
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
         """List `None` for each instance, because the profiles do not depend on the sizes of jobs."""
-        return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
+        return [None] * (len(self._profiles) or min(self.num_instances, len(group.jobs)))
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = read_gpu(group.device)
@@ -82,7 +86,7 @@ class MigMps(Mig):
 
     @contextmanager
     def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
-        programs = find_group_programs(group, {CONTROL: self._control_program})
+        programs = find_group_programs(group, {CONTROL: self.mps_program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
         with self.divide(group) as places, UndoStack() as stack:
@@ -102,4 +106,4 @@ class MigMps(Mig):
 
     def _deal(self, group: Group) -> Sequence[int]:
         num_instances = len(self.list_sizes(group))
-        return self._instance_of or [index % num_instances for index in range(group.degree)]
+        return self.instance_of or [index % num_instances for index in range(len(group.jobs))]

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Group, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
@@ -35,22 +37,27 @@ from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 _MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
 
 
-class Mps:
-    """One MPS server whose clients are all jobs of a group. Options: `pipeline.plan.config_schema.MpsConfig`."""
+@dataclass
+class MpsOptions:
+    """Options of an MPS server's clients, each with one value for all jobs, or a list with one value per job."""
 
-    def __init__(
-        self,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
-        for limit in list_values(pinned_mem_limit):
+    pinned_mem_limit: Any = option("device memory that a job may allocate, such as `10G`", None, values="text or list")
+    priority: Any = option("0 (normal) or 1 (below normal)", None, values="0, 1 or list")
+
+
+@dataclass
+class Mps(MpsOptions):
+    """One MPS server whose clients are all jobs of a group."""
+
+    program: str | None = option("path of `nvidia-cuda-mps-control`, if not on PATH", None, values="path")
+
+    def __post_init__(self) -> None:
+        for limit in list_values(self.pinned_mem_limit):
             if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
                 raise ConfigError(
                     f"scenario.pinned_mem_limit={limit} is not a size; use a number with G or M, such as 10G"
                 )
-        for value in list_values(priority):
+        for value in list_values(self.priority):
             if isinstance(value, bool) or value not in (0, 1):
                 raise ConfigError(f"scenario.priority={value} is unknown; use 0 (normal) or 1 (below normal)")
 
@@ -59,23 +66,23 @@ class Mps:
         refusals.refuse_cpus(group)
         refusals.refuse_mig(group)
         if device.parent is None:
-            refuse_too_many(group, group.degree)
+            refuse_too_many(group, len(group.jobs))
         else:
-            refuse_too_many(group, group.degree, device.name, assignment.read_share(device))
+            refuse_too_many(group, len(group.jobs), device.name, assignment.read_share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
             raise ConfigError("gpu.exclusive_process does not work on a MIG device; remove gpu.exclusive_process")
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
-        for position in range(group.degree):
-            self.list_variables(position, group.degree)
+        for position in range(len(group.jobs)):
+            self.list_variables(position, len(group.jobs))
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
     def list_setting_commands(self, group: Group) -> Commands:
-        previous = dict(group.device.details).get("compute_mode", "default")
+        previous = group.device.facts.compute_mode or "default"
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
         command = Smi.locate(find_group_programs(group), group.device.uuid).compute_mode_command
@@ -83,10 +90,10 @@ class Mps:
 
     @contextmanager
     def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
-        places = [Slot.from_device(group.device)] * group.degree
+        places = [Slot.from_device(group.device)] * len(group.jobs)
         with (
             self.run_server(group, scratch) as server,
-            self.as_clients(places, [server] * group.degree, group) as clients,
+            self.as_clients(places, [server] * len(group.jobs), group) as clients,
         ):
             yield Slots(clients.slots, clients.verify)
 
@@ -97,7 +104,7 @@ class Mps:
         """Set the compute mode if `gpu.exclusive_process` is set, and run a daemon for the whole device."""
         self.check(group)
         uuid = group.device.uuid
-        programs = find_group_programs(group, {CONTROL: self._program})
+        programs = find_group_programs(group, {CONTROL: self.program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, uuid, programs)
         with UndoStack() as stack:
@@ -114,7 +121,7 @@ class Mps:
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
-            variables = self.list_variables(position, group.degree)
+            variables = self.list_variables(position, len(group.jobs))
             pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
             environ = dict(place.environ) | pipes | variables
@@ -127,8 +134,8 @@ class Mps:
         under_mps.check_scripts()
 
     def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
-        limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
-        priority = value_at("priority", self._priorities, position, num_jobs)
+        limit = value_at("pinned_mem_limit", self.pinned_mem_limit, position, num_jobs)
+        priority = value_at("priority", self.priority, position, num_jobs)
         return {
             # Each daemon serves one device, which has the number 0 for its clients.
             **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
@@ -136,35 +143,33 @@ class Mps:
         }
 
 
+@dataclass
 class MpsPercent(Mps):
-    """MPS with an active thread percentage for each job. Options: `pipeline.plan.config_schema.MpsPercentConfig`.
+    """MPS with an active thread percentage for each job.
 
     An invalid percentage is refused here, because MPS would ignore it and report it only in its log.
     """
 
-    def __init__(
-        self,
-        active_thread_pct: float | Sequence[float] | None = None,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        super().__init__(pinned_mem_limit, priority, program)
-        self._shares_pct = active_thread_pct
-        for share in list_values(active_thread_pct):
+    active_thread_pct: Any = option(
+        "active thread percentage of each job; `null`: equal percentages", None, values="number or list"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for share in list_values(self.active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
                 raise ConfigError(f"scenario.active_thread_pct={share} must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
         """Return the active thread percentage of the job at a position."""
-        share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
+        share = value_at("active_thread_pct", self.active_thread_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
-            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, group.degree)))
+            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, len(group.jobs))))
             is not None
         )
 
@@ -184,7 +189,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
 
     The check is skipped if the device was not read.
     """
-    if (cuda := dict(group.device.details).get("cuda_version")) is None:
+    if (cuda := group.device.facts.cuda_version) is None:
         return
     most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if parse_version(cuda) >= since))
     if num_jobs > most:

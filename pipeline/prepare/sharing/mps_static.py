@@ -6,13 +6,16 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import mps_chunks
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.option_fields import option
 from pipeline.prepare.device import refusals
 from pipeline.prepare.mps import sm_partitions
 from pipeline.prepare.mps.control_program import ControlProgram
@@ -23,24 +26,25 @@ _SINCE_CUDA = (13, 1)  # source: NVIDIA's MPS documentation, release 615
 _PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
 
 
+@dataclass
 class MpsStatic(Mps):
-    """MPS with a static partition for each job. Options: `pipeline.plan.config_schema.MpsStaticConfig`."""
+    """MPS with a static partition for each job."""
 
-    def __init__(
-        self,
-        chunks: int | Sequence[int] | None = None,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        super().__init__(pinned_mem_limit, priority, program)
-        self._chunks = chunks
-        for number in list_values(chunks):
+    chunks: Any = option(
+        "chunks of multiprocessors in a job's static partition "
+        "([mps.md](mps.md#separate-multiprocessors-for-each-job)); `null`: equal numbers",
+        None,
+        values="int or list",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for number in list_values(self.chunks):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
     def check(self, group: Group) -> None:
-        device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
+        device, what, facts = group.device, f"scenario={group.scenario}", group.device.facts
         if device.parent is not None:
             raise ConfigError(
                 f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
@@ -48,26 +52,24 @@ class MpsStatic(Mps):
             )
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
-        chunks = self._list_chunks(group.degree)
-        if not details:  # the device was not read, so its capabilities are unknown
+        chunks = self._list_chunks(len(group.jobs))
+        if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
-        capability = parse_version(details.get("compute_capability", "0.0"))
-        size = mps_chunks.find_size(capability)
+        size = mps_chunks.find_size(facts.compute_capability or (0, 0))
         if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
-        if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
+        if parse_version(facts.cuda_version or "0.0") < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
-                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
-                f"{details.get('cuda_version')}; use scenario=mps or mps_percent{remedy}"
+                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {facts.driver_version} with CUDA "
+                f"{facts.cuda_version}; use scenario=mps or mps_percent{remedy}"
             )
-        if device.is_simulated and "multiprocessors" not in details:
+        if device.is_simulated and facts.multiprocessors is None:
             raise ConfigError(
                 f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
-        num_needed = sum(chunks or [1] * group.degree)
-        multiprocessors = details.get("multiprocessors")
-        if multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, int(multiprocessors))):
+        num_needed = sum(chunks or [1] * len(group.jobs))
+        if facts.multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, facts.multiprocessors)):
             raise ConfigError(
                 f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
                 f"{num_needed}; lower scenario.chunks, or use fewer jobs"
@@ -79,11 +81,13 @@ class MpsStatic(Mps):
         device = group.device
 
         def divide(control: ControlProgram) -> None:
-            created.extend(sm_partitions.divide(control, device.uuid, self._list_chunks(group.degree), group.degree))
+            created.extend(
+                sm_partitions.divide(control, device.uuid, self._list_chunks(len(group.jobs)), len(group.jobs))
+            )
 
         with self.run_server(group, scratch, divide) as server:
             places = [_place_in_partition(Slot.from_device(device), partition) for partition in created]
-            with self.as_clients(places, [server] * group.degree, group) as clients:
+            with self.as_clients(places, [server] * len(group.jobs), group) as clients:
 
                 def verify(pids: Mapping[int, int]) -> None:
                     clients.verify(pids)
@@ -92,9 +96,9 @@ class MpsStatic(Mps):
                 yield Slots(clients.slots, verify)
 
     def _list_chunks(self, num_jobs: int) -> list[int] | None:
-        if self._chunks is None:
+        if self.chunks is None:
             return None
-        return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
+        return [value_at("chunks", self.chunks, position, num_jobs) for position in range(num_jobs)]
 
 
 def _check_partitions(

@@ -18,7 +18,7 @@ class Naive:
     def check(self, group: Group) -> None:
         refusals.refuse_mig(group)
         compute_mode.refuse_exclusive(group)
-        compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
+        compute_mode.refuse_forbidden(group, 1 if group.sequential else len(group.jobs))
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
@@ -31,7 +31,7 @@ class Naive:
         device = group.device
         self.check(group)
         if not device.is_gpu:
-            yield Slots([Slot(visible_devices="")] * group.degree, lambda pids: None)
+            yield Slots([Slot(visible_devices="")] * len(group.jobs), lambda pids: None)
             return
         slot = dataclasses.replace(Slot.from_device(device), environ=refusals.isolate_from_mps(scratch))
-        yield Slots([slot] * group.degree, lambda pids: refusals.refuse_mps_clients(device, group.gpu.tolerate))
+        yield Slots([slot] * len(group.jobs), lambda pids: refusals.refuse_mps_clients(device, group.gpu.tolerate))

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.option_fields import option
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
 from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.naive import Naive
 
 
+@dataclass
 class Timeslice(Naive):
-    """Naive sharing with a chosen time slice. Options: `pipeline.plan.config_schema.TimesliceConfig`."""
+    """Naive sharing with a chosen time slice."""
 
-    def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
-        if timeslice not in time_slice.VALUES:
-            raise ConfigError(f"scenario.timeslice={timeslice} is unknown; use one of {', '.join(time_slice.VALUES)}")
-        self._timeslice, self._program = timeslice, program
+    timeslice: str = option(
+        "length of a time slice ([mps.md](mps.md#time-slices))",
+        "default",
+        values="`default`, `short`, `medium`, `long`",
+    )
+    program: str | None = option("path of `nvidia-smi`, if not on PATH", None, values="path")
+
+    def __post_init__(self) -> None:
+        if self.timeslice not in time_slice.VALUES:
+            names = ", ".join(time_slice.VALUES)
+            raise ConfigError(f"scenario.timeslice={self.timeslice} is unknown; use one of {names}")
 
     def check(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
@@ -34,7 +44,7 @@ class Timeslice(Naive):
                 "scenario=naive"
             )
         refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
-        if not device.details:  # the device was not read, so its capabilities are unknown
+        if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
         try:
             why_not = time_slice.explain_refusal(self._smi(group))
@@ -46,17 +56,17 @@ class Timeslice(Naive):
     def list_setting_commands(self, group: Group) -> Commands:
         smi = self._smi(group)
         # If the GPU was not read, the default time slice is assumed.
-        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]
-        return time_slice.list_commands(smi, self._timeslice, previous)
+        previous = time_slice.read(smi) if group.device.was_read else time_slice.VALUES[0]
+        return time_slice.list_commands(smi, self.timeslice, previous)
 
     @contextmanager
     def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         self.check(group)
         smi = self._smi(group)
-        programs = find_group_programs(group, {"nvidia-smi": self._program})
+        programs = find_group_programs(group, {"nvidia-smi": self.program})
         journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
-        with time_slice.hold(self._timeslice, smi, journal), super().prepare(group, scratch) as slots:
+        with time_slice.hold(self.timeslice, smi, journal), super().prepare(group, scratch) as slots:
             yield slots
 
     def _smi(self, group: Group) -> Smi:
-        return Smi.locate(find_group_programs(group, {"nvidia-smi": self._program}), group.device.uuid)
+        return Smi.locate(find_group_programs(group, {"nvidia-smi": self.program}), group.device.uuid)

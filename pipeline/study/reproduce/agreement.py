@@ -43,7 +43,7 @@ def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
     programs = [job.workload for group in plan.groups for job in group.jobs]
     return {
         _PLAN: plan.digest,
-        _MACHINE: {"GPU model": device.name, "driver": dict(device.details).get("driver_version", "")},
+        _MACHINE: {"GPU model": device.name, "driver": device.facts.driver_version or ""},
         _PACKAGES: [list(map(mask_text, interpreter.lock)) for interpreter in inventory.interpreters.values()],
         _FILES: {source.name: source.digest for workload in programs for source in workload.sources},
     }

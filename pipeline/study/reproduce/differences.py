@@ -139,7 +139,7 @@ def _compare_devices(original: Original, group: Group) -> Iterable[str]:
         yield _describe_change("device", original.get_fact("device"), device.name)
     else:
         yield _describe_change("another device of the same model", original.get_fact("gpu_uuid"), device.uuid)
-    for key, value in device.details:
+    for key, value in device.facts.as_texts().items():
         if key not in _PASSING_DETAILS:
             yield _describe_change(key.replace("_", " "), original.get_fact(key), value)
 

@@ -11,18 +11,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_schema, option_loader, renamed_keys
-from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.record.store import portable_paths
 from pipeline.record.stored_group import Original
 
-_KINDS: dict[str, type[Any]] = {
-    "workload": WorkloadConfig,
-    **{
-        group: base for group, base in config_schema.BASES.items() if group != "exporter"
-    },  # an exporter does not change results
-}
+# An exporter does not change results.
+_NO_EXPORTER = "pipeline.observe.exporters.none.NoExporter"
+_GROUPS = ("workload", *(group for group in option_loader.BASES if group != "exporter"))
 
 
 def read_config(group: Original) -> tuple[DictConfig, list[str]]:
@@ -43,7 +38,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     if not isinstance(values, dict):
         raise ConfigError(_explain_damage(group, "it contains no settings"))
     renamed_keys.rename_keys(values)
-    if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
+    if lacking := [key for key in (*_GROUPS, "sizes") if key not in values]:
         raise ConfigError(_explain_version(group, f"its configuration lacks {', '.join(lacking)}"))
     gpu = values.get("gpu")
     if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
@@ -51,11 +46,12 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     absent: list[str] = []
     config = OmegaConf.structured(config_schema.Config)
     try:
-        nodes: dict[str, Any] = {key: _add_types(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
+        nodes: dict[str, Any] = {key: _add_types(key, values.pop(key), key, absent) for key in _GROUPS}
         sizes = values.pop("sizes").items()
-        nodes["exporter"] = OmegaConf.structured(config_schema.ExporterConfig)
+        nodes["exporter"] = OmegaConf.structured(option_loader.load_choice("exporter", _NO_EXPORTER))
+        nodes["exporter"].name = config_schema.NO_EXPORTER
         values.pop("exporter", None)
-        nodes["sizes"] = {name: _add_types(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
+        nodes["sizes"] = {name: _add_types("workload", size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
             config[key] = node
         config = OmegaConf.merge(config, values)
@@ -69,15 +65,18 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     return config, absent + sorted(known - set(values))
 
 
-def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+def _add_types(group: str, values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """Return the values as a node of the schema: of the nodes with these keys, the one with the fewest other keys."""
-    is_known = base is WorkloadConfig and values.get("options") is not None
-    nodes = [option_loader.load(str(values["options"]))] if is_known else config_schema.list_kinds(base)
-    fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if (target := values.get("_target_")) is not None:
-        fitting = [(extra, node) for extra, node in fitting if not extra or target in _list_targets(where, node)]
-        if not fitting:  # a YAML without a schema node: its keys are the arguments of its class
+        try:
+            nodes = [option_loader.load_choice(group, str(target))]
+        except ConfigError:  # a class without declared options: the keys are its arguments
             return OmegaConf.create(values)
+    elif values.get("options") is not None:
+        nodes = [option_loader.load(str(values["options"]))]
+    else:
+        nodes = option_loader.list_kinds(group)
+    fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if not fitting:
         raise ConfigError(
             f"{where}: this version of the project has no schema with the keys {', '.join(sorted(values))}; "
@@ -92,11 +91,6 @@ def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list
 
 def _list_keys(node: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(node)}
-
-
-def _list_targets(group: str, node: type[Any]) -> set[str]:
-    yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
-    return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 
 
 def _explain_damage(group: Original, why: str) -> str:

@@ -21,8 +21,8 @@ from pipeline.base.system.paths import expand_path
 from pipeline.clean import temporary_folder
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan import config_reader, job_entries
+from pipeline.plan.config_reader import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.config_schema import Config
-from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender

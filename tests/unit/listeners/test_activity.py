@@ -11,14 +11,14 @@ import pynvml
 import pytest
 
 from listeners.activity import ActivityListener
-from pipeline.base.domain.records import Device
+from pipeline.base.domain.records import Device, DeviceFacts
 from pipeline.base.system.errors import ListenerError, NoSensorError
 from tests.support.listener_contract import CPU, GPU, Collected, OneDevice, wait_until
 from tests.support.nvml_library import UUID, installed
 from tests.unit.listeners.test_dcgm import Dcgmi
 from tests.unit.listeners.test_gpm import GpmLibrary
 
-A100 = dataclasses.replace(GPU, name="NVIDIA A100-SXM4-40GB", details=(("compute_capability", "8.0"),))
+A100 = dataclasses.replace(GPU, name="NVIDIA A100-SXM4-40GB", facts=DeviceFacts(compute_capability=(8, 0)))
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_without_either_source_one_line_has_the_remedy_for_dcgm(
 
 def test_a_gpu_that_dcgm_does_not_profile_is_not_sent_to_dcgm(library: GpmLibrary, dcgmi: Dcgmi) -> None:
     library.is_supported = 0
-    geforce = dataclasses.replace(A100, name="NVIDIA GeForce RTX 4090", details=(("compute_capability", "8.9"),))
+    geforce = dataclasses.replace(A100, name="NVIDIA GeForce RTX 4090", facts=DeviceFacts(compute_capability=(8, 9)))
     for _ in range(2):
         text = refusal(geforce)
         assert "DCGM profiles data center GPUs only; use listener nvml" in text and "install" not in text
@@ -118,7 +118,7 @@ def test_a_missing_dcgmi_is_known_before_a_study_on_an_earlier_gpu(
     dcgmi: Dcgmi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    listener, hopper = ActivityListener(1000), dataclasses.replace(A100, details=(("compute_capability", "9.0"),))
+    listener, hopper = ActivityListener(1000), dataclasses.replace(A100, facts=DeviceFacts(compute_capability=(9, 0)))
     assert "dcgmi is not on PATH; install NVIDIA DCGM" in str(listener.describe_missing_source(A100))
     assert [*map(listener.describe_missing_source, (hopper, GPU, CPU))] == [None] * 3
     dcgmi.write()

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.normalisation import BIT_IDENTICAL
-from pipeline.base.domain.records import Plan, Result
+from pipeline.base.domain.records import DeviceFacts, Plan, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import host_info
@@ -180,7 +180,7 @@ CHANGES = [
 
 def on(plan, state):
     """The plan on a GPU in this state."""
-    device = dataclasses.replace(plan.devices[0], details=tuple(state.items()))
+    device = dataclasses.replace(plan.devices[0], facts=DeviceFacts(**state))
     groups = tuple(dataclasses.replace(g, device=device) for g in plan.groups)
     return dataclasses.replace(plan, devices=(device,), groups=groups)
 

@@ -6,9 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from hydra_plugins.study import _as_override
 from pipeline.base.system import override_values
+from pipeline.base.system.errors import ConfigError
+from pipeline.plan import config_reader
+from pipeline.plan.config_reader import name_company, name_rehearsal, name_reproductions, separate_rehearsals
+from pipeline.plan.config_schema import Config
 from tests.support import forks
 from tests.support.experiments import composed, composed_by_hydra, configs_of, sweeper_of
 
@@ -160,3 +165,97 @@ def test_modes_on_the_command_line_select_the_shares_of_these_modes(tmp_path, wi
         fractions = (("3g", 2), ("2g", 3), ("1g.20gb", 4))
         expected += [f"mig-{k}x-infer_bert_base-profile={name}" for name, n in fractions for k in (1, n)]
     assert Counter(dry_run(tmp_path, *typed)) == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
+
+
+MINUTES = "+duration=minutes"
+SMALL = ["workload=robroek_small", "degree=2", "scenario=naive"]
+
+
+def window_of(config: Config) -> tuple[object, ...]:
+    return config.window.kind.value, config.window.seconds, config.window.settle_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, -1])
+def test_copies_are_measured_in_windows_whatever_the_order_of_the_arguments(order):
+    config, *others = configs_of([*["+experiment=robroek_resnet_bs32", MINUTES][::order], *SMALL])
+    assert [window_of(one) for one in (config, *others)] == [("steady", 20, 2)] * 5  # once for each block
+    assert (config.data.source, config.workload.source.name, config.workload.samples) == (
+        *["synthetic_files"] * 2,
+        None,
+    )
+
+
+@pytest.mark.slow
+def test_mixes_keep_the_proportions_of_their_work():
+    config, *_ = configs_of(["+experiment=robroek_mixes", MINUTES, "mix=[L,M,S]", "scenario=naive"])
+    assert (config.window.kind.value, config.window.epochs) == ("work", 1)
+    samples = {size: config.sizes[size].samples for size in "SML"}
+    published = {"S": 50_000, "M": 1_281_167, "L": 1_281_167}
+    shares = [5 * published[size] / samples[size] for size in "SML"]
+    assert shares == pytest.approx([195.3] * 3, rel=0.002)
+    assert all(samples[size] % config.sizes[size].batch_size == 0 for size in "SML")
+
+
+@pytest.mark.slow
+def test_blocks_and_the_command_line_have_precedence():
+    asked = ["+experiment=robroek_quick", MINUTES, "window.seconds=7", "scenario=naive"]
+    configs = configs_of([*asked, "data.source=synthetic_device"])
+    mixes = [config for config in configs if config.mix]
+    assert {window_of(config) for config in configs if not config.mix} == {("steady", 7, 2)}
+    assert {(mix.window.kind.value, mix.sizes["S"].samples) for mix in mixes} == {("work", 28_800)}
+    assert {config.data.source for config in configs} == {"synthetic_device"}
+
+
+@pytest.mark.slow
+def test_a_rehearsal_stays_short():
+    (config,) = configs_of([MINUTES, "+rehearse=tiny", "degree=2"])
+    assert window_of(config) == ("steady", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["window=work"], r"window=work runs whole epochs, but \+duration=minutes measures windows; remove one$"),
+        (["+duration=minutes,minutes"], r"cannot be swept; start a study for each duration$"),
+    ],
+)
+def test_contradictions_are_refused(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        sweeper_of([MINUTES]).expand([*SMALL, *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _own_choices(monkeypatch):
+    """Forget what Hydra composed before, here and in the tests that follow."""
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "experiment"),
+    [
+        (["gpu=cpu"], "collocation"),
+        (["gpu=nvidia", "tracking.experiment=mine"], "mine"),
+        (["gpu=simulated_a100_40gb"], "collocation-rehearsal"),
+        (["gpu=simulated_h100_80gb", "tracking.experiment=mine"], "mine-rehearsal"),
+        (["gpu=simulated_h100_80gb", "tracking.experiment=mine-rehearsal"], "mine-rehearsal"),
+    ],
+)
+def test_a_rehearsal_has_an_experiment_of_its_own(compose, overrides, experiment):
+    configs = config_reader.read(compose(overrides))
+    separate_rehearsals(configs)
+    assert [config.tracking.experiment for config in configs] == [experiment]
+
+
+def test_stand_ins_on_a_real_device_are_a_rehearsal():
+    (config,) = configs_of(["+rehearse=tiny", "gpu=cpu"])
+    separate_rehearsals([config])
+    assert config.tracking.experiment == "collocation-rehearsal"
+
+
+def test_names_are_derived_from_the_study_and_not_from_each_other():
+    assert name_rehearsal(name_rehearsal("a")) == "a-rehearsal"
+    assert [name_company(name) for name in ("a", "a-rehearsal")] == ["a_company", "a_company-rehearsal"]
+    for original in ("a", "a-rehearsal", "a-reproductions", "a-rehearsal-reproductions"):
+        assert name_reproductions(original, is_rehearsed=False) == "a-reproductions"
+        assert name_reproductions(original, is_rehearsed=True) == "a-rehearsal-reproductions"

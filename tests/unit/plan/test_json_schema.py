@@ -11,8 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import config_schema, json_schema
-from pipeline.plan.workload_config import WorkloadConfig
+from pipeline.plan import json_schema, option_loader
 
 jsonschema = pytest.importorskip("jsonschema")
 FILES = {kind: sorted((PROJECT_DIR / "conf" / kind).glob("*.yaml")) for kind in ("experiment", "workload")}
@@ -110,7 +109,7 @@ def test_a_workload_file_has_the_keys_of_its_kind():
 
 def test_every_option_of_every_kind_is_known():
     properties = json_schema.make_workload_schema()["properties"]
-    for kind in config_schema.list_kinds(WorkloadConfig):
+    for kind in option_loader.list_kinds("workload"):
         assert {field.name for field in dataclasses.fields(kind)} <= properties.keys()
 
 

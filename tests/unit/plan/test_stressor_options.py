@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from pipeline.base.domain.records import DeviceFacts
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
@@ -38,10 +39,10 @@ def test_what_a_cpu_cannot_run_is_refused_in_one_line(make_plan, overrides, why)
 
 def test_tensor_cores_need_a_gpu_that_has_them(make_plan):
     options = [*STRESSOR, "workload.resource=tensor_cores"]
-    for_ampere = dataclasses.replace(GPU, details=(("compute_capability", "8.0"),))
+    for_ampere = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(8, 0)))
     assert len(make_plan(options, device=for_ampere).groups) == 1
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.0, but .* has 7\.5"):
-        make_plan(options, device=dataclasses.replace(GPU, details=(("compute_capability", "7.5"),)))
+        make_plan(options, device=dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(7, 5))))
 
 
 def test_a_mix_has_the_workload_and_the_stressor_and_a_baseline_of_each(make_plan):

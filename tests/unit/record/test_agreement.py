@@ -50,8 +50,8 @@ def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
 def test_what_differs_is_said(worker, tmp_path, change, words):
     path = tmp_path / "plan.json"
     agree(path, *worker())
-    details = tuple((dict(GPU.details) | {"driver_version": "999.1"}).items())
-    device = {"gpu": dataclasses.replace(GPU, name="NVIDIA H200"), "driver": dataclasses.replace(GPU, details=details)}
+    facts = dataclasses.replace(GPU.facts, driver_version="999.1")
+    device = {"gpu": dataclasses.replace(GPU, name="NVIDIA H200"), "driver": dataclasses.replace(GPU, facts=facts)}
     if change == "file":
         (tmp_path / "model.py").write_text("changed = True\n")
     plan, inventory = worker(*(["degree=3"] if change == "option" else []), device=device.get(change, GPU))

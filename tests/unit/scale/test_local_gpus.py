@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from pipeline import rehearsal
-from pipeline.base.domain.records import Device
+from pipeline.base.domain.records import Device, DeviceFacts
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import config_reader
@@ -178,7 +178,7 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
     devices = []
     for number, near in enumerate(["0-3", "0-3", "4-7", None]):
         bus_id = f"00000000:0{number}:00.0"
-        devices.append(dataclasses.replace(GPU, uuid=f"GPU-{number}", details=(("pci_bus_id", bus_id),)))
+        devices.append(dataclasses.replace(GPU, uuid=f"GPU-{number}", facts=DeviceFacts(pci_bus_id=bus_id)))
         if near is not None:
             (tmp_path / bus_id[4:]).mkdir()
             (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)

@@ -184,7 +184,7 @@ def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile
     (device,) = nvml.list_devices()
     assert (device.name, device.memory_mib, device.mig_enabled) == ("NVIDIA H100 80GB HBM3", 81559, False)
     assert device.uuid == state_file.read().gpus[0].uuid
-    assert dict(device.details) == {
+    assert device.facts.as_texts() == {
         "driver_version": "580.159.04",
         "cuda_version": "13.0",
         "pci_bus_id": "00000000:00:06.0",
@@ -207,7 +207,7 @@ def test_what_the_file_says_was_set_is_the_state_of_the_device(state_file: State
     text["gpus"][0]["settings"] = {"power_limit_w": 500, "graphics_clock_mhz": 1410, "is_ecc_on": False}
     state_file.path.write_text(json.dumps(text | {"branch": "590"}))
     (device,) = nvml.list_devices()
-    details = dict(device.details)
+    details = device.facts.as_texts()
     assert details["driver_version"] == "590.48.01" and "memory_clock_setting_mhz" not in details
     assert (details["power_limit_w"], details["graphics_clock_setting_mhz"], details["ecc_mode"]) == (
         *("500", "1410", "disabled"),
@@ -405,7 +405,7 @@ def test_a_fault_of_one_gpu_spares_the_other(state_file: StateFile) -> None:
     fault = Fault(function="nvmlDeviceGetMigMode", code=codes.NOT_SUPPORTED, times=None, gpu=1)
     state_file.create(["h100_80gb", "h100_80gb"], [fault])
     with install_driver(state_file.path):
-        modes = [dict(device.details).get("mig_mode_current") for device in nvml.list_devices()]
+        modes = [device.facts.as_texts().get("mig_mode_current") for device in nvml.list_devices()]
     assert modes == ["disabled", None]
 
 

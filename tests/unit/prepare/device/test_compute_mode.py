@@ -39,8 +39,8 @@ class Machine(simulated.Machine):
         return compute_mode.hold_exclusive(self.smi, self.journal)
 
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
-        details = dict(self.rehearsed.details) | {"compute_mode": mode}
-        device = dataclasses.replace(self.rehearsed, details=tuple(details.items()))
+        facts = dataclasses.replace(self.rehearsed.facts, compute_mode=mode)
+        device = dataclasses.replace(self.rehearsed, facts=facts)
         return make_group(*jobs, device=device, gpu=gpu_settings(**gpu))
 
 

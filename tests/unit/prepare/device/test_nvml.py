@@ -45,7 +45,7 @@ def test_a_device_tells_what_identifies_it(library: NvmlLibrary) -> None:
     (device,) = nvml.list_devices()
     assert (device.kind, device.uuid, device.name, device.index) == ("nvidia", UUID, "NVIDIA H100 80GB HBM3", 0)
     assert (device.memory_mib, device.mig_enabled) == (81559, False)
-    assert dict(device.details) == {
+    assert device.facts.as_texts() == {
         "driver_version": "580.159.04",
         "cuda_version": "13.0",
         "pci_bus_id": "00000000:00:06.0",
@@ -72,7 +72,7 @@ def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) ->
     (device,) = nvml.list_devices()
     assert device.memory_mib is None
     assert not device.mig_enabled
-    assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors", "ecc_mode"} & dict(device.details).keys()
+    assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors", "ecc_mode"} & device.facts.as_texts().keys()
 
 
 def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary) -> None:
@@ -82,10 +82,11 @@ def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary
         nvmlDeviceGetApplicationsClock=pynvml.NVML_ERROR_DEPRECATED,
         nvmlDeviceGetEccMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
     )
-    after = dict(nvml.refresh_state(before).details)
+    after = nvml.refresh_state(before).facts.as_texts()
     gone = {"graphics_clock_setting_mhz", "memory_clock_setting_mhz", "ecc_mode"}
-    assert dict(before.details).keys() - after.keys() == gone
-    assert after == {key: value for key, value in before.details if key not in gone} | {"power_limit_w": "500"}
+    assert before.facts.as_texts().keys() - after.keys() == gone
+    kept = {key: value for key, value in before.facts.as_texts().items() if key not in gone}
+    assert after == kept | {"power_limit_w": "500"}
     library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
     with pytest.raises(nvml.NvmlError, match="the power limit"):
         nvml.refresh_state(before)
@@ -94,7 +95,7 @@ def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary
 def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:
     library.change(mig_pending=True)
     (device,) = nvml.list_devices()
-    details = dict(device.details)
+    details = device.facts.as_texts()
     assert (device.mig_enabled, details["mig_mode_current"], details["mig_mode_pending"]) == (
         False,
         "disabled",

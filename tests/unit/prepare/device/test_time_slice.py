@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import find_device_programs
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.records import Commands, Group
+from pipeline.base.domain.records import Commands, DeviceFacts, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused_beforehand(machine):
 
 
 def test_a_dry_run_without_the_gpu_says_what_would_be_run(machine):
-    unread = dataclasses.replace(machine.group("a"), device=dataclasses.replace(machine.rehearsed, details=()))
+    unread = dataclasses.replace(machine.group("a"), device=dataclasses.replace(machine.rehearsed, facts=DeviceFacts()))
     shutil.copy("/bin/false", machine.programs["nvidia-smi"])
     commands = Timeslice("short").list_setting_commands(unread)
     assert [words[-1] for words in (*commands.do, *commands.undo)] == ["1", "0"]

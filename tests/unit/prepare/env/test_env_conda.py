@@ -297,4 +297,4 @@ def test_a_tool_that_is_not_there_is_refused_by_a_dry_run(channel, tmp_path, mon
     monkeypatch.delenv("MAMBA_EXE", raising=False)
     file = channel.environment_yml(tmp_path / "e.yml")
     with pytest.raises(ConfigError, match=r"use env.tool=rattler"):
-        CondaEnv(str(file), EnvTool.micromamba, str(tmp_path / "cache")).preview()
+        CondaEnv(str(file), str(tmp_path / "cache"), EnvTool.micromamba).preview()

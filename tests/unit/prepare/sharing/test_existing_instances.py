@@ -42,7 +42,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
     device = granted(first.uuid, monkeypatch)
     assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
-    assert dict(device.details)["multiprocessors"] == "42"
+    assert device.facts.as_texts()["multiprocessors"] == "42"
     before = divided.gpu
     for sharing in (Naive(), Mps(program=divided.programs["nvidia-cuda-mps-control"])):
         group = divided.group(None, None, device=device, admin=None)

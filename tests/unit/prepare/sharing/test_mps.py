@@ -21,7 +21,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Group, Interpreter, Job, Slot
+from pipeline.base.domain.records import DeviceFacts, Group, Interpreter, Job, Slot
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
@@ -39,7 +39,7 @@ from tests.support import fast_programs
 from tests.support.rows import gpu_settings, workload
 from tests.support.rows import group as make_group
 
-H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
+H100 = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(9, 0), multiprocessors=132))
 LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", ControlProgram.environ
 CLIENT = """
 import os, sys, time

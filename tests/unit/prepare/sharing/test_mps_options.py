@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.records import Group, Job, Slot
+from pipeline.base.domain.records import DeviceFacts, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.mps import mps_daemon
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
@@ -91,7 +91,7 @@ def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monke
 
 @pytest.mark.parametrize(("cuda", "most"), [("12.8", 48), ("13.0", 48), ("13.1", 60), (None, 64)])
 def test_more_jobs_than_mps_takes_clients_are_refused(folder, cuda, most):  # noqa: F811
-    device = dataclasses.replace(GPU, details=() if cuda is None else (("cuda_version", cuda),))
+    device = dataclasses.replace(GPU, facts=DeviceFacts(cuda_version=cuda))
     Mps().check(group_in(folder, *map(str, range(most)), device=device))
     with (
         pytest.raises(ConfigError, match=rf"most {most} clients on one GPU, not {most + 1}") if cuda else nullcontext()

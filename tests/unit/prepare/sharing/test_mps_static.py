@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Group
+from pipeline.base.domain.records import DeviceFacts, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.mps import control_program, sm_partitions
 from pipeline.prepare.mps.control_program import ControlProgram
@@ -30,8 +30,9 @@ VARIABLE, INVALID = "CUDA_MPS_SM_PARTITION", "CUDA_ERROR_INVALID_RESOURCE_CONFIG
 
 class Machine(simulated.Machine):
     def group(self, *jobs: str, cuda: str | None = None) -> Group:
-        details = dict(self.device.details) | ({} if cuda is None else {"cuda_version": cuda})
-        device = dataclasses.replace(self.rehearsed, details=tuple(details.items()))
+        facts = self.device.facts
+        facts = dataclasses.replace(facts, cuda_version=cuda or facts.cuda_version)
+        device = dataclasses.replace(self.rehearsed, facts=facts)
         return make_group(*jobs, device=device, gpu=gpu_settings(lock_dir=self.folder), scenario="mps_static")
 
 
@@ -158,7 +159,7 @@ def test_what_cannot_be_is_refused_beforehand(machine, options, says):
     [
         ({"parent": "GPU-1"}, "divides a whole GPU"),
         ({"mig_enabled": True}, "MIG mode is on"),
-        ({"details": (("compute_capability", "7.0"), ("cuda_version", "13.1"))}, "needs an Ampere GPU"),
+        ({"facts": DeviceFacts(compute_capability=(7, 0), cuda_version="13.1")}, "needs an Ampere GPU"),
     ],
 )
 def test_a_device_that_cannot_be_divided_is_refused(machine, changes, says):
@@ -166,14 +167,13 @@ def test_a_device_that_cannot_be_divided_is_refused(machine, changes, says):
     group = dataclasses.replace(group, device=dataclasses.replace(group.device, **changes))
     with pytest.raises(ConfigError, match=says):
         MpsStatic().check(group)
-    unread = dataclasses.replace(group, device=dataclasses.replace(machine.rehearsed, details=()))
+    unread = dataclasses.replace(group, device=dataclasses.replace(machine.rehearsed, facts=DeviceFacts()))
     MpsStatic().check(unread)
 
 
 def test_a_simulated_gpu_whose_multiprocessors_nobody_knows_is_refused_and_a_real_one_is_asked(machine):
     group = machine.group("a")
-    details = tuple((name, value) for name, value in group.device.details if name != "multiprocessors")
-    device = dataclasses.replace(group.device, details=details)
+    device = dataclasses.replace(group.device, facts=dataclasses.replace(group.device.facts, multiprocessors=None))
     with pytest.raises(ConfigError, match=r"number of multiprocessors of .* is unknown"):
         MpsStatic().check(dataclasses.replace(group, device=device))
     real = dataclasses.replace(device, kind=machine.device.kind, programs=())

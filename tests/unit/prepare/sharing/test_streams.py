@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Device, Group, HostProgram, Job, ProfilerSpec
+from pipeline.base.domain.records import Device, DeviceFacts, Group, HostProgram, Job, ProfilerSpec
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
@@ -94,11 +94,11 @@ def test_no_multiprocessor_is_refused() -> None:
         Green(0)
 
 
-HOPPER = (("compute_capability", "9.0"), ("multiprocessors", "132"))
+HOPPER = DeviceFacts(compute_capability=(9, 0), multiprocessors=132)
 
 
 @pytest.mark.parametrize(
-    ("num_jobs", "multiprocessors", "details", "reason"),
+    ("num_jobs", "multiprocessors", "facts", "reason"),
     [
         (3, 40, HOPPER, ""),
         (2, None, HOPPER, ""),
@@ -109,13 +109,13 @@ HOPPER = (("compute_capability", "9.0"), ("multiprocessors", "132"))
             r": 3 x 48 multiprocessors .* exceed the 132 of .*; use scenario\.multiprocessors=40 or less$",
         ),
         (1, 200, HOPPER, r"; use scenario\.multiprocessors=128 or less$"),
-        (3, None, (("compute_capability", "10.0"), ("multiprocessors", "20")), "; use 2 jobs or fewer$"),
-        (3, 44, (("compute_capability", "8.0"), ("multiprocessors", "108")), ""),  # their step is another
-        (3, 44, (), ""),
+        (3, None, DeviceFacts(compute_capability=(10, 0), multiprocessors=20), "; use 2 jobs or fewer$"),
+        (3, 44, DeviceFacts(compute_capability=(8, 0), multiprocessors=108), ""),  # their step is another
+        (3, 44, DeviceFacts(), ""),
     ],
 )
-def test_parts_that_cannot_fit_are_refused_in_a_plan(num_jobs, multiprocessors, details, reason) -> None:
-    jobs = dataclasses.replace(tenants(*[{}] * num_jobs), device=dataclasses.replace(GPU, details=details))
+def test_parts_that_cannot_fit_are_refused_in_a_plan(num_jobs, multiprocessors, facts, reason) -> None:
+    jobs = dataclasses.replace(tenants(*[{}] * num_jobs), device=dataclasses.replace(GPU, facts=facts))
     refused = pytest.raises(ConfigError, match=reason) if reason else contextlib.nullcontext()
     with refused:
         Green(multiprocessors).check(jobs)

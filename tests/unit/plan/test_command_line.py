@@ -1,13 +1,15 @@
-"""Arguments are put in the order in which Hydra's parser takes them, and it takes what comes out."""
+"""Command lines: order of arguments, and errors of Hydra."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import hydra_arguments
+from pipeline.plan import command_line
 from pipeline.plan.overrides import list_combinations
 
 
@@ -28,7 +30,7 @@ from pipeline.plan.overrides import list_combinations
     ],
 )
 def test_options_come_first_each_with_its_value(arguments, arranged):
-    assert hydra_arguments.arrange(arguments) == arranged
+    assert command_line.arrange(arguments) == arranged
     get_args_parser().parse_args(arranged)
 
 
@@ -47,7 +49,7 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
 )
 def test_what_hydra_takes_no_option_for_is_refused_in_one_line(arguments, message):
     with pytest.raises(ConfigError) as refused:
-        hydra_arguments.arrange(arguments)
+        command_line.arrange(arguments)
     assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
 
 
@@ -67,7 +69,7 @@ def test_what_hydra_takes_no_option_for_is_refused_in_one_line(arguments, messag
 def test_settings_of_choices_that_are_swept_are_left_to_the_jobs(overrides, deferred):
     if deferred is None:
         deferred = ["workload@sizes.S=a,b", "sizes.M.x=1", "sizes.S.x=choice(1)"]
-    assert hydra_arguments.defer_settings(overrides) == deferred
+    assert command_line.defer_settings(overrides) == deferred
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_settings_of_choices_that_are_swept_are_left_to_the_jobs(overrides, defe
 @pytest.mark.parametrize("sign", ["", "+", "++"])
 def test_a_setting_that_is_left_to_the_jobs_keeps_its_value(sign, setting):
     parser = OverridesParser.create()
-    swept, deferred = hydra_arguments.defer_settings(["scenario=a,b", f"{sign}scenario.x{setting}"])
+    swept, deferred = command_line.defer_settings(["scenario=a,b", f"{sign}scenario.x{setting}"])
     assert parser.parse_override(deferred).is_sweep_override()
     first, _ = list_combinations(parser.parse_overrides([swept, deferred]))
     given, left = parser.parse_overrides([f"{sign}scenario.x{setting}", first[1]])
@@ -88,7 +90,25 @@ def test_a_setting_that_is_left_to_the_jobs_keeps_its_value(sign, setting):
 def test_a_deletion_that_is_left_to_the_jobs_stays_one():
     parser = OverridesParser.create()
     for word, value in (("~scenario.x", None), ("~scenario.x=3", 3)):
-        overrides = parser.parse_overrides(hydra_arguments.defer_settings(["scenario=a,b", word]))
+        overrides = parser.parse_overrides(command_line.defer_settings(["scenario=a,b", word]))
         assert all(override.is_sweep_override() for override in overrides)
         (left,) = parser.parse_overrides(list_combinations(overrides)[0][1:])
         assert left.is_delete() and left.value() == value
+
+
+@pytest.mark.parametrize("given", [None, "", "0", "1"])
+def test_children_get_what_the_user_gave(monkeypatch, given):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    if given is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", given)
+    with pytest.raises(KeyError), command_line.raise_errors():
+        assert os.environ["HYDRA_FULL_ERROR"] == "1"
+        assert command_line.is_traceback_wanted() == (given == "1")
+        with command_line.restore_environment():
+            assert os.environ.get("HYDRA_FULL_ERROR") == given
+        assert os.environ["HYDRA_FULL_ERROR"] == "1"
+        raise KeyError
+    assert os.environ.get("HYDRA_FULL_ERROR") == given
+    assert command_line.is_traceback_wanted() == (given == "1")
+    with command_line.restore_environment():  # as in a worker, which composes nothing
+        assert os.environ.get("HYDRA_FULL_ERROR") == given
