@@ -16,14 +16,13 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner.__main__ import main
 from pipeline.planner.commands.pairs_command import answer_of
 from pipeline.planner.results.pairing import choose_pairs
-from pipeline.report.claims_command import format_value
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.claimed_figures import NoFigureError
 from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
+from pipeline.report.evaluate.selector import NoFigureError
 from pipeline.report.evaluate.stressor_effects import list_effects
+from pipeline.report.page.claims import Query
 from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
-from pipeline.report.read.claims_file import Query
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
@@ -357,7 +356,7 @@ def test_claims_show_slowdowns_beside_stressors_and_workloads() -> None:
     a, b, c = inputs.workloads
 
     def show(table: str, quantity: str, *texts: str) -> str:
-        return format_value(Query(table=table, quantity=quantity, row=texts), tables)
+        return Query(table=table, quantity=quantity, row=texts).format_value(tables)
 
     full, truth = {"memory_bandwidth": 1.0}, slow_down(MEMORY, MEMORY_TOO)
     assert show("sensitivity", "slowdown", a, "memory_bandwidth", "1.0") == f"{slow_down(MEMORY, full):.2f}"
