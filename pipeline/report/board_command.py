@@ -15,10 +15,8 @@ from pathlib import Path
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.outcomes import DeviceSummary
-from pipeline.report.evaluate.study_board import Column, make_board
+from pipeline.report.evaluate.selector import EvaluatedStudy
+from pipeline.report.evaluate.study_board import Column, DeviceSummary, from_json, make_board, summarize_devices
 from pipeline.report.page import board_page as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
@@ -63,7 +61,7 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot read {folder / CASES}: {why}; {instead}") from error
         try:
-            for study in outcomes.from_json(text):
+            for study in from_json(text):
                 yield str(folder), study
         except ConfigError as error:
             raise ConfigError(f"cannot use {folder / CASES}: {error}; write this report again") from error
@@ -92,10 +90,8 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
         raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
-    for study in studies:
-        cells = make_cells(study)
-        comparisons = verdicts.verdicts(cells)
-        yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
+    for measured in map(EvaluatedStudy, studies):
+        yield from summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
 
 
 def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system.words import align_table, format_count
+from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.joules import choose_prefix
-from pipeline.report.evaluate.outcomes import Comparison, Outcome
 from pipeline.report.evaluate.statistics import interval_in_words
-from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Comparison, Outcome
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
 from pipeline.report.page.page import environment, strip_forbidden
@@ -43,7 +43,7 @@ def render(board: Board) -> str:
             common=board.common,
             columns=board.columns,
             cases=[
-                (case, [(line, _cells(line, len(board.columns))) for line in lines])
+                (case, [(line.degree, *board.judge(line), _list_cells(line, board)) for line in lines])
                 for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
             ],
             note=NOTE,
@@ -55,9 +55,8 @@ def render(board: Board) -> str:
 
 def describe_agreement(board: Board) -> str:
     """Return a sentence on the agreement of the columns."""
-    compared: Counter[Agreement] = Counter(
-        line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
-    )
+    compared = Counter(agreement for agreement, _ in map(board.judge, board.lines))
+    del compared[Agreement.ALONE]
     if not compared:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
@@ -72,7 +71,7 @@ def describe_winners(board: Board) -> list[str]:
 
 def _describe_column_winners(place: int, board: Board) -> str:
     column = board.columns[place]
-    outcomes = [line.entries[place].outcome for line in board.lines if place in line.entries]
+    outcomes = [line.members[place] for line in board.lines if place in line.members]
     together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
     best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in together]
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
@@ -95,34 +94,36 @@ def format_lines(board: Board) -> str:
     heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
-        cells = [_brief(line.entries.get(number)) for number in range(len(board.columns))]
-        agreement = f"{line.agreement.value}: {line.why}" if line.why else line.agreement.value
-        rows.append([line.label, str(line.degree), *cells, agreement])
+        agreement, reason = board.judge(line)
+        cells = [_brief(line, number) for number in range(len(board.columns))]
+        rows.append(
+            [line.label, str(line.degree), *cells, f"{agreement.value}: {reason}" if reason else agreement.value]
+        )
     left_aligned = {0, *range(2, len(board.columns) + 3)}
     return "\n".join(
         [*heads, "", *align_table(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
     )
 
 
-def _brief(entry: Entry | None) -> str:
+def _brief(line: MatchedCase[Outcome], number: int) -> str:
     """Return `MPS 6.80 (6.44 to 7.29)`; a `*` means that the settings differ."""
-    if entry is None:
+    if (outcome := line.members.get(number)) is None:
         return MISSING
-    outcome = entry.outcome
     text = f"{'/'.join(outcome.tied)} {_gain(outcome)}" if outcome.tied else "; ".join(outcome.endings) or MISSING
-    return f"{text} *" if entry.differs else text
+    return f"{text} *" if line.differs[number] else text
 
 
 def table(board: Board) -> Table:
     """Return the board as a table with one row for each case and column, and with numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
-        line_values = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
-        for number, entry in line.entries.items():
+        agreement, reason = board.judge(line)
+        line_values = (line.label, line.degree, line.consists or None, agreement.value, reason or None)
+        for number, outcome in line.members.items():
             column, study = board.columns[number], board.columns[number].measured
             facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
             column_values = (f"{column.mark} {column.name}", *facts)
-            rows.append((*line_values, *column_values, *_list_entry(entry)))
+            rows.append((*line_values, *column_values, *_list_outcome(outcome, line.differs[number])))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
@@ -135,8 +136,7 @@ def table(board: Board) -> Table:
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
 
 
-def _list_entry(entry: Entry) -> Values:
-    outcome = entry.outcome
+def _list_outcome(outcome: Outcome, differs: str) -> Values:
     settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
     energy = outcome.energy_of_serial
     return (
@@ -146,7 +146,7 @@ def _list_entry(entry: Entry) -> Values:
         *_list_comparison(outcome.find_comparison("speed", is_best_solo=True)),
         *_list_comparison(outcome.find_comparison("energy", is_best_solo=False)),
         *_list_comparison(outcome.find_comparison("energy", is_best_solo=True)),
-        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
+        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, differs or None, settings),
     )
 
 
@@ -154,12 +154,15 @@ def _list_comparison(comparison: Comparison | None) -> Values:
     return (None, None) if comparison is None else (comparison.ratio.median, comparison.verdict)
 
 
-def _cells(line: Line, num_columns: int) -> list[dict[str, Any] | None]:
-    return [_cell(line.entries[number]) if number in line.entries else None for number in range(num_columns)]
+def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[dict[str, Any] | None]:
+    return [
+        _format_cell(line.members[number], line.differs[number]) if number in line.members else None
+        for number in range(len(board.columns))
+    ]
 
 
-def _cell(entry: Entry) -> dict[str, Any]:
-    outcome, (energy, serial) = entry.outcome, _energy(entry.outcome)
+def _format_cell(outcome: Outcome, differs: str) -> dict[str, Any]:
+    energy, serial = _energy(outcome)
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
     title, unit = _measure(outcome)
     blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
@@ -171,7 +174,7 @@ def _cell(entry: Entry) -> dict[str, Any]:
     return {
         "tied": [(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
         "notes": notes,
-        "differs": entry.differs,
+        "differs": differs,
         "gain": _gain(outcome),
         "over_best": _over_best_solo(outcome, "speed"),
         "energy_over_best": _over_best_solo(outcome, "energy"),

@@ -137,8 +137,8 @@ class Query(Selector):
             columns = {table.name: table.columns for table in tables}
             raise NoFigureError(f"{len(hits)} rows of {self.table} have {self.row}, {self.quantity}; tables: {columns}")
         median, *ends = hits[0]
-        if isinstance(median, str):
-            return median
+        if not isinstance(median, int | float):
+            return str(median)
         low, high = (value if isinstance(value, int | float) else None for value in ends)
         return self.format_estimate(Estimate(median=median, low=low, high=high, n=1))
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.outcomes import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.pairs import Quantity
+from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.verdicts import Decision, Verdict, verdicts, winners
 from pipeline.report.page.grid import BEST, OPEN, grids
 from pipeline.report.page.study_tables import verdict_table

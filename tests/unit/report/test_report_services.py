@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import outcomes
+from pipeline.report.evaluate import study_board
 from pipeline.report.evaluate.cells import list_metrics, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Decision, verdicts
@@ -146,7 +146,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     (drawn,) = copies.sketches(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
-    (measured,) = outcomes.summarize_devices(study(*rows), cells, found, [])
+    (measured,) = study_board.summarize_devices(study(*rows), cells, found, [])
     (four,) = measured.outcomes
     assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
 
