@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.report.evaluate import outcomes, verdicts
+from pipeline.report.evaluate import contrasts, outcomes, verdicts
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.outcomes import DeviceSummary
 from pipeline.report.evaluate.study_board import Column, make_board
@@ -94,7 +94,7 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
         raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
     for study in studies:
         cells = make_cells(study)
-        comparisons = verdicts.verdicts(cells)
+        comparisons = contrasts.compare_modes(cells)
         yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
 
 

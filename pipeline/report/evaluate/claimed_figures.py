@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.report.evaluate import verdicts
+from pipeline.report.evaluate import contrasts
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells, ratios
+from pipeline.report.evaluate.contrasts import Contrast, Decision
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
-from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read.claims_file import Query, Show
 from pipeline.report.read.study_records import Row, Study
@@ -30,13 +30,13 @@ class EvaluatedStudy:
 
     study: Study
     cells: Sequence[Cell]
-    comparisons: Sequence[Verdict]
+    comparisons: Sequence[Contrast]
 
 
 def evaluate_study(study: Study) -> EvaluatedStudy:
     """Evaluate a study as its report does."""
     cells = make_cells(study)
-    return EvaluatedStudy(study=study, cells=cells, comparisons=verdicts.verdicts(cells))
+    return EvaluatedStudy(study=study, cells=cells, comparisons=contrasts.compare_modes(cells))
 
 
 _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
@@ -139,7 +139,7 @@ def _count(query: Query, measured: EvaluatedStudy) -> float:
     return count
 
 
-def _list_half_widths(comparisons: Sequence[Verdict]) -> list[float]:
+def _list_half_widths(comparisons: Sequence[Contrast]) -> list[float]:
     widths = [half_width(verdict.ratio) for verdict in comparisons if verdict.ratio is not None]
     return [width for width in widths if width is not None]
 
@@ -174,7 +174,7 @@ def _compare_cases(query: Query, measured: EvaluatedStudy) -> Test:
     return compare_pairs(select_independent(by_block, cell.gpus), query.margin or MARGIN)
 
 
-def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
+def _find_comparison(query: Query, measured: EvaluatedStudy) -> Contrast:
     place = (query.case, query.jobs, query.mode, query.quantity)
     by_reference = {
         verdict.against: verdict

@@ -16,7 +16,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
 from pipeline.report.board_command import make_columns
-from pipeline.report.evaluate import outcomes, verdicts
+from pipeline.report.evaluate import contrasts, outcomes, verdicts
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.outcomes import DeviceSummary, from_json, to_json
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, make_board
@@ -42,7 +42,7 @@ def rows(speeds: dict[str, float], blocks: int = 5, own: Any = None, degree: int
 
 def measured_in(of: Study) -> list[DeviceSummary]:
     cells = make_cells(of)
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     return outcomes.summarize_devices(of, cells, found, verdicts.winners(cells, found))
 
 
@@ -66,7 +66,7 @@ def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
     for place, members in enumerate((here, there)):
         of = study(*members)
         cells = make_cells(of)
-        winners = verdicts.winners(cells, verdicts.verdicts(cells))
+        winners = verdicts.winners(cells, contrasts.compare_modes(cells))
         told = {(w.case.label, w.degree): (w.tied, w.speedup) for w in winners}
         shown = {(line.label, line.degree): line.entries[place].outcome for line in made.lines}
         assert {key: (shown[key].tied, shown[key].figure) for key in told} == told
