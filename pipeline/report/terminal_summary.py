@@ -11,10 +11,10 @@ from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import label_cases, make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Quantity, compare_modes
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
-from pipeline.report.evaluate.verdicts import Verdict, Winner, describe_details, verdicts, winners
+from pipeline.report.evaluate.verdicts import Winner, describe_details, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
 
@@ -38,7 +38,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
     study = make_study_of_results(experiment, rows)
     cells = make_cells(study)
-    comparisons = verdicts(cells)
+    comparisons = compare_modes(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
     # The table of groups prints why the other comparisons have no ratio.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
@@ -67,7 +67,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     return StudySummary(frozenset(fastest), notes, tuple(sentences))
 
 
-def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
+def _sentences(winner: Winner | None, comparisons: Sequence[Contrast]) -> list[str]:
     by_quantity = group_by(comparisons, lambda verdict: verdict.quantity)
     if winner is None:  # no baseline, or services at a given rate
         return [verdict.sentence for verdict in by_quantity.get(Quantity.SPEED, comparisons)]

@@ -13,7 +13,7 @@ from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.table_format import MISSING, format_estimate
 from pipeline.report.read import rows
@@ -38,7 +38,7 @@ def answer_of(study: Study) -> CommandAnswer:
         ConfigError: the study has no group of several jobs.
     """
     cells = make_cells(study)
-    advices = advise(cells, verdicts(cells))
+    advices = advise(cells, compare_modes(cells))
     if not advices:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "

@@ -18,8 +18,8 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, decide
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, P99_LATENCY
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
     MIN_GPUS,
@@ -31,7 +31,7 @@ from pipeline.report.evaluate.statistics import (
     interval_in_words,
     times_in_words,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decide, find_slower_pairs
+from pipeline.report.evaluate.verdicts import find_slower_pairs
 from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
 from pipeline.report.page.table_format import format_estimate
 
@@ -110,12 +110,12 @@ class _Place:
     compared: dict[str, _Compared] = field(default_factory=dict)
 
 
-def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
+def advise(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Advice]:
     """Return advice for each case of several jobs at each degree, in the order of the cells of a study.
 
     Pairs of modes for which the report has no verdict, such as MIG and MPS with limits, are compared here.
     """
-    verdicts_at: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
+    verdicts_at: dict[tuple[Case, int], list[Contrast]] = defaultdict(list)
     for verdict in verdicts:
         verdicts_at[verdict.case, verdict.degree].append(verdict)
     places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
@@ -204,7 +204,7 @@ def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
     return speed_ratios(best, other, best.speed)[0]
 
 
-def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
+def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Contrast]) -> _Compared | None:
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report has no verdicts on mixes with services
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
+from pipeline.base.domain.turns import STRESSOR
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
@@ -129,6 +131,12 @@ class Cell(HostDependence):
     def is_ranked(self) -> bool:
         """True if no block ran out of memory, was skipped or computed wrong results."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def has_stressor(self) -> bool:
+        """True if a job or a co-runner of the cell is a stressor."""
+        is_beside = re.search(rf"\b{STRESSOR}\b", self.co_runners) is not None
+        return is_beside or any(params.get("workload") == STRESSOR for params in self.case.params)
 
     @property
     def num_saturated(self) -> int:

@@ -26,6 +26,7 @@ from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, match_cases, select_settings
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics, make_cells
+from pipeline.report.evaluate.contrasts import Decision, Quantity, decide
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
@@ -35,9 +36,7 @@ from pipeline.report.evaluate.metrics import (
     TOTAL_TIME,
     Metric,
 )
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate, Test
-from pipeline.report.evaluate.verdicts import Decision, decide
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read.study_records import Study
 

@@ -11,7 +11,6 @@ from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
-from pipeline.report.evaluate.stressor_effects import runs_stressor
 from pipeline.report.evaluate.wording import join_words
 
 
@@ -33,7 +32,7 @@ class Shared:
 
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
     """Yield the workloads of every ranked mix of services and other jobs, unless none of them has a figure."""
-    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked and not runs_stressor(cell)):
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked and not cell.has_stressor):
         names = _name_workloads(cell)
         served = [label for label in names if name_workload_metric(MEAN_SLOWDOWN, label) in cell.values]
         if served and len(served) < len(names):

@@ -19,7 +19,6 @@ from pipeline.report.evaluate.stressor_effects import (
     StressorEffect,
     list_effects,
     name_workload,
-    runs_stressor,
 )
 from pipeline.report.read.study_records import Row, Study
 
@@ -127,7 +126,7 @@ def _collect_vectors(effects: Iterable[StressorEffect]) -> dict[str, dict[str, V
 def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPair]:
     pairs: dict[tuple[str, PairName], MeasuredPair] = {}
     for cell in cells:
-        is_alone = not (cell.co_runners or runs_stressor(cell) or cell.sharing == SERIAL)
+        is_alone = not (cell.co_runners or cell.has_stressor or cell.sharing == SERIAL)
         if not (is_alone and cell.is_ranked and cell.case.is_mix and cell.degree == len(cell.case.workloads) == 2):
             continue
         slowdowns = {}

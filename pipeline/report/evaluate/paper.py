@@ -21,11 +21,12 @@ from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
+from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.verdicts import Verdict, find_slower_pairs, rank_modes
+from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
 
@@ -70,7 +71,7 @@ class FindingCheck:
 Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck | None]]
 
 
-def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
+def compare(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[FindingCheck]:
     """Check the findings of each publication that has a workload of the study.
 
     If no cell has the settings of a finding, the cells with the fewest different settings are used. A finding without
@@ -90,7 +91,7 @@ class _Question(NamedTuple):
     publication: Publication
     finding: Finding
     cells: Sequence[Cell]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Contrast]
 
 
 def _at_nearest_settings(question: _Question) -> list[FindingCheck]:

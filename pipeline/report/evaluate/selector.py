@@ -17,8 +17,9 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.report.evaluate import verdicts
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells, ratios
+from pipeline.report.evaluate.contrasts import Contrast, Decision, compare_modes
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
-from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
+from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read.study_records import Row, Study
 
@@ -38,8 +39,8 @@ class EvaluatedStudy:
         return make_cells(self.study)
 
     @functools.cached_property
-    def comparisons(self) -> Sequence[Verdict]:
-        return verdicts.verdicts(self.cells)
+    def comparisons(self) -> Sequence[Contrast]:
+        return compare_modes(self.cells)
 
     @functools.cached_property
     def winners(self) -> Sequence[Winner]:
@@ -86,7 +87,7 @@ class Selector:
             raise NoFigureError(f"the study has {len(selected) or 'no'} groups {self}; its cases are {labels}")
         return selected[0]
 
-    def find_verdict(self, comparisons: Sequence[Verdict]) -> Verdict:
+    def find_verdict(self, comparisons: Sequence[Contrast]) -> Contrast:
         """Return the comparison with `against`; raise `NoFigureError` if there is none."""
         place = (self.case, self.jobs, self.mode, self.quantity)
         by_reference = {
@@ -172,16 +173,16 @@ def _measure_duration(rows: Sequence[Row]) -> float:
     return (max(row.end_ms or row.start_ms for row in rows) - min(row.start_ms for row in rows)) / 1000
 
 
-def _measure_half_width(comparisons: Sequence[Verdict]) -> float:
+def _measure_half_width(comparisons: Sequence[Contrast]) -> float:
     widths = [half_width(verdict.ratio) for verdict in comparisons if verdict.ratio is not None]
     return statistics.median([width for width in widths if width is not None] or [math.nan])
 
 
-def _count_decided(comparisons: Sequence[Verdict]) -> int:
+def _count_decided(comparisons: Sequence[Contrast]) -> int:
     return sum(verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in comparisons)
 
 
-_COUNTS: Mapping[str, Callable[[Study, Sequence[Verdict]], float]] = {
+_COUNTS: Mapping[str, Callable[[Study, Sequence[Contrast]], float]] = {
     "groups": lambda study, _: len(study.rows),
     "ok": lambda study, _: sum(row.result is Result.OK for row in study.rows),
     "blocks": lambda study, _: len(study.blocks),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,12 +49,6 @@ class StressorEffect:
     sensitivity: Estimate | None
     pressure: Estimate | None
     reason: str | None = None
-
-
-def runs_stressor(cell: Cell) -> bool:
-    """Return whether a job or a co-runner of a cell is a stressor."""
-    is_beside = re.search(rf"\b{STRESSOR}\b", cell.co_runners) is not None
-    return is_beside or any(params.get("workload") == STRESSOR for params in cell.case.params)
 
 
 def list_resources(params: Mapping[str, str]) -> list[str]:

@@ -31,9 +31,10 @@ from pipeline.report.evaluate.case_matching import (
     select_settings,
 )
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
+from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
-from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, has_verdicts, rank_modes
+from pipeline.report.evaluate.verdicts import Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words, join_words
 from pipeline.report.read import hosts
 from pipeline.report.read.study_records import Row, Study
@@ -124,7 +125,7 @@ class DeviceSummary:
 
 
 def summarize_devices(
-    study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]
+    study: Study, cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner]
 ) -> list[DeviceSummary]:
     """Return the outcomes on each kind of device of a study, in the order of its rows."""
     cases, titles = label_cases(study), METRICS | list_metrics(cells)
@@ -159,7 +160,7 @@ def _column(row: Row) -> tuple[str, str]:
 
 
 def _outcome(
-    row: Row, cells: Sequence[Cell], winner: Winner | None, verdicts: Sequence[Verdict], titles: Mapping[str, Metric]
+    row: Row, cells: Sequence[Cell], winner: Winner | None, verdicts: Sequence[Contrast], titles: Mapping[str, Metric]
 ) -> Outcome:
     ranked = [cell for cell in cells if cell.is_compared and not (cell.is_derived and cell.num_given)]
     name, values = (SPEEDUP, {}) if winner is not None else _choose_quantity(ranked)

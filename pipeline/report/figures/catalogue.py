@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.stressor_effects import list_effects, runs_stressor
+from pipeline.report.evaluate.stressor_effects import list_effects
 from pipeline.report.figures import (
     copies,
     energy,
@@ -31,7 +31,7 @@ def draw_figures(
 ) -> list[Drawn]:
     """Draw all figures of the cells of a study and the samples of one group, with `has_columns` also for a column."""
     figures: list[Drawn] = []
-    ordinary = [cell for cell in cells if not runs_stressor(cell)]
+    ordinary = [cell for cell in cells if not cell.has_stressor]
     without_stressors = [sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)]
     for sketch in (*stressor_curves.sketches(list_effects(study, cells)), *without_stressors):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})

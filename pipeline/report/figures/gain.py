@@ -11,8 +11,8 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes, speed_ratios
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, is_best_solo_serial, name_best_solo
 from pipeline.report.evaluate.metrics import BEST_SOLO, TOTAL_TIME
-from pipeline.report.evaluate.pairs import BASELINES_NOTE, is_best_solo_serial, name_best_solo
 from pipeline.report.evaluate.solo_modes import find_serial, list_other_modes
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words

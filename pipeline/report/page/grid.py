@@ -14,11 +14,11 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import mixed_services
 from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.mixed_services import Shared
-from pipeline.report.evaluate.pairs import BASELINES_NOTE, Quantity
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
-from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
+from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
@@ -81,7 +81,7 @@ class Grid:
         return [(case, list(lines)) for case, lines in cases]
 
 
-def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
+def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner]) -> list[Grid]:
     """Return the grids that have lines: speed in each mode, and mixes of services and other jobs."""
     consists = _describe_mixes(study)
     every_grid = (
@@ -93,7 +93,7 @@ def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winn
 
 
 def _speed(
-    cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner], consists: Mapping[Case, str]
+    cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
@@ -123,7 +123,7 @@ def _speed(
     return Grid(title="Speed-up over serial", modes=modes, lines=tuple(lines), note=_note(verdicts))
 
 
-def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consists: Mapping[Case, str]) -> Grid:
+def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Contrast], consists: Mapping[Case, str]) -> Grid:
     """Return a grid of the speed-up over the best step mode alone, and of the energy over both baselines.
 
     Mixes of services and other jobs are left out, because `_compare_mixes` has their energy.
@@ -164,7 +164,7 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
     )
 
 
-def _judged_entry(cell: Cell, verdict: Verdict) -> Entry:
+def _judged_entry(cell: Cell, verdict: Contrast) -> Entry:
     assert verdict.ratio is not None
     state = {Decision.BETTER: BEST, Decision.NO_VERDICT: OPEN}.get(verdict.decision, "")
     return Entry(text=f"{_figure(verdict.ratio)}{'*' if cell.marks else ''}", detail=cell.detail, state=state)
@@ -203,7 +203,7 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
     return f"{form(estimate.median)} ({form(low)}-{form(high)})"
 
 
-def _note(verdicts: Sequence[Verdict]) -> str:
+def _note(verdicts: Sequence[Contrast]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     corrected = (
         f"Verdicts (with {MIN_BLOCKS} blocks or more) are corrected for {format_count(number, 'comparison')}, so an "

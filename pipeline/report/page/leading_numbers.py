@@ -15,6 +15,7 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, list_metrics
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, is_best_solo_serial
 from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
@@ -27,7 +28,6 @@ from pipeline.report.evaluate.metrics import (
     TOTAL_TIME,
 )
 from pipeline.report.evaluate.mixed_services import compare_services
-from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.solo_modes import find_serial
 from pipeline.report.evaluate.statistics import MARGIN, Estimate
@@ -35,9 +35,7 @@ from pipeline.report.evaluate.stressor_effects import (
     StressorEffect,
     find_strongest,
     list_effects,
-    runs_stressor,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.service_tables import find_rate_limits
 from pipeline.report.page.table_format import round_value
@@ -71,7 +69,7 @@ class LeadingNumber:
 
 
 def select_leading_numbers(
-    study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict]
+    study: Study, cells: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> tuple[LeadingNumber, ...]:
     """Return the leading numbers of a study.
 
@@ -82,7 +80,7 @@ def select_leading_numbers(
     if any(list_fractions(cells)):
         return ()
     right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
-    clean = [cell for cell in right if not runs_stressor(cell)]
+    clean = [cell for cell in right if not cell.has_stressor]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
@@ -91,12 +89,12 @@ def select_leading_numbers(
         _list_company(study, clean),
         _list_sensitivities(list_effects(study, right), _count_gpus(right)),
     )
-    is_beside_stressors = any(map(runs_stressor, cells))
+    is_beside_stressors = any(cell.has_stressor for cell in cells)
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
     return numbers or (() if is_beside_stressors else tuple(itertools.islice(_list_figures(clean), MOST)))
 
 
-def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Iterator[LeadingNumber]:
+def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> Iterator[LeadingNumber]:
     """Yield gains over the best step mode alone, over serial and over naive sharing, and the energy of one of them."""
     together = [cell for cell in clean if cell.degree > 1 and cell.sharing != SERIAL and not cell.num_given]
     together = [cell for cell in together if not _has_noted_baseline(cell, cells)]
@@ -124,7 +122,7 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
 
 
 def _list_over_naive(
-    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Verdict]
+    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> Iterator[LeadingNumber]:
     naive = [(cell.case, cell.degree) for cell in together if cell.sharing == NAIVE]
     for cell, verdict in itertools.product(chosen, verdicts):
@@ -188,7 +186,7 @@ def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
 
 
 def _list_services(
-    clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]
+    clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> Iterator[LeadingNumber]:
     """Yield the highest rates within an objective; without one, the latency of services together against alone."""
     limits = [limit for limit in find_rate_limits(cells) if limit.total and limit.num_rates > 1 and not limit.marks]
@@ -272,7 +270,7 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
             yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus([cell]))
 
 
-def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Verdict]) -> LeadingNumber:
+def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Contrast]) -> LeadingNumber:
     """Make a number from the comparison of a cell with a baseline, by the metric of this comparison."""
     place = (cell.case, cell.degree, cell.mode, name)
     known = (
@@ -284,7 +282,7 @@ def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Verdict]) -
     return _make_ratio(cell, cell.figures[name], label, next(known, None))
 
 
-def _make_ratio(cell: Cell, ratio: Estimate, label: str, verdict: Verdict | None = None) -> LeadingNumber:
+def _make_ratio(cell: Cell, ratio: Estimate, label: str, verdict: Contrast | None = None) -> LeadingNumber:
     decision = None if verdict is None else verdict.decision
     return _make_number(ratio, label, _name_group(cell), num_gpus=_count_gpus([cell]), decision=decision)
 

@@ -15,6 +15,7 @@ from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, HOST_NOTE, Contrast
 from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
@@ -31,11 +32,10 @@ from pipeline.report.evaluate.metrics import (
     Scale,
     find_table,
 )
-from pipeline.report.evaluate.pairs import BASELINES_NOTE, HOST_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.stressor_effects import list_effects
-from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
@@ -70,7 +70,7 @@ _Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 def make_tables(
     study: Study,
     cells: Sequence[Cell],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[Contrast],
     winners: Sequence[Winner],
     checks: Sequence[FindingCheck],
 ) -> list[Table]:
@@ -166,7 +166,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(verdicts: Sequence[Contrast]) -> Table:
     """Return a table of every comparison of two modes."""
     rows: list[Values] = []
     for verdict in verdicts:
@@ -179,7 +179,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE, is_for_machines=True)
 
 
-def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
+def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> Table:
     """Return a table of every comparison in brief, for the page."""
     marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
     rows: list[Values] = []

@@ -10,8 +10,9 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_BEST_SOLO
-from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.figures import energy, gain
 from pipeline.report.figures.drawing import NO_INTERVAL
 from pipeline.report.page.key_findings import write_answer
@@ -85,7 +86,7 @@ def test_several_runs_alone_in_one_step_mode_count_with_their_mean() -> None:
 def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_comparison() -> None:
     rows = [*several_blocks(5)]
     rows += [run("naive", 2, 2100.0, 0.04, block, GRAPH) for block in range(1, 6)]
-    comparisons = verdicts(make_cells(study(*rows)))
+    comparisons = compare_modes(make_cells(study(*rows)))
     pairs = [(v.against, v.quantity.value) for v in comparisons if v.case.params[0]["step_mode"] == "cuda_graph"]
     assert pairs == [("serial", "speed"), ("serial", "energy")]
 
@@ -93,7 +94,7 @@ def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_compariso
 def test_tables_and_sentences_have_both_gains() -> None:
     of = study(*several_blocks(5))
     cells = make_cells(of)
-    best = winners(cells, verdicts(cells))
+    best = winners(cells, compare_modes(cells))
     answer, energy_answer, *_ = write_answer(of, cells, best)
     interval = r"\(\d\.\d\d to \d\.\d\d\)"
     assert re.fullmatch(

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.gpu_fractions import describe_fractions, list_fractions
-from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import fractions
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.leading_numbers import select_leading_numbers
@@ -53,7 +53,7 @@ def tabulate(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 def test_fractions_are_led_by_a_sentence_without_a_number() -> None:
     cells = make_cells(of_fractions := study(*whole_and_half()))
-    assert select_leading_numbers(of_fractions, cells, verdicts(cells)) == ()
+    assert select_leading_numbers(of_fractions, cells, compare_modes(cells)) == ()
     assert describe_fractions(cells)
 
 

@@ -7,7 +7,8 @@ import pytest
 from pipeline.base.domain.sharing_modes import STREAMS
 from pipeline.planner.results.advice import advise
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.study_tables import one_process_table
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, study
@@ -51,7 +52,7 @@ def test_a_study_without_such_a_mode_has_no_such_table() -> None:
 @pytest.mark.parametrize(("streams", "best"), [(1.8, "streams"), (1.4, "MPS")])
 def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> None:
     cells = make_cells(study(*rows(streams=streams, mps=1.6, naive=1.1)))
-    compared = verdicts(cells)
+    compared = compare_modes(cells)
     (winner,) = [winner for winner in winners(cells, compared) if winner.degree == 2]
     (advice,) = advise(cells, compared)
     assert winner.mode == advice.mode == best
@@ -63,5 +64,5 @@ def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> No
 
 def test_of_equal_modes_the_one_with_isolation_is_advised() -> None:
     cells = make_cells(study(*rows(streams=1.603, mps=1.6, naive=1.1)))
-    (advice,) = advise(cells, verdicts(cells))
+    (advice,) = advise(cells, compare_modes(cells))
     assert advice.mode == "MPS"

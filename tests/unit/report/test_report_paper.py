@@ -14,10 +14,10 @@ from pipeline.base.domain.sharing_modes import MODES
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
-from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.page.study_tables import publication_tables
 from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
@@ -42,7 +42,7 @@ def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]
 def checks(rows: Sequence[Row], start: str) -> list[FindingCheck]:
     """What a study says to the findings that begin so."""
     cells = make_cells(study(*rows))
-    return [check for check in paper.compare(cells, verdicts(cells)) if check.finding.text.startswith(start)]
+    return [check for check in paper.compare(cells, compare_modes(cells)) if check.finding.text.startswith(start)]
 
 
 def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
@@ -369,7 +369,7 @@ def test_publications_name_their_authors_and_each_finding_its_figure() -> None:
 
 def test_nothing_of_a_study_at_other_settings_agrees_or_differs() -> None:
     cells = make_cells(study(*collocation_study()))
-    found = paper.compare(cells, verdicts(cells))
+    found = paper.compare(cells, compare_modes(cells))
     assert {check.agreement for check in found} == {Agreement.OTHER_SETTINGS, Agreement.NOT_MEASURED}
     others = [check for check in found if check.agreement is Agreement.OTHER_SETTINGS]
     assert len(others) > 10 and all(" instead of " in check.difference for check in others)

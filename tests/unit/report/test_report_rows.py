@@ -20,7 +20,8 @@ from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.key_findings import describe_setup, write_answer
 from pipeline.report.page.study_tables import block_table
 from pipeline.report.read import rows
@@ -227,7 +228,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     }
     gains = {cell.mode: cell.values[SPEEDUP] for cell in together}
     assert gains["naive"] == pytest.approx({1: 1.2, 2: 1.2}) and gains["MPS"] == pytest.approx({1: 1.6, 2: 1.6})
-    judged = verdicts(make_cells(found))
+    judged = compare_modes(make_cells(found))
     against_serial = {round(each.ratio.median, 9) for each in judged if each.ratio and each.against == "serial"}
     assert against_serial == {1.2, 1.6}
     assert {winner.case.setting for winner in winners(make_cells(found), judged)} == {

@@ -12,8 +12,8 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import study_board
 from pipeline.report.evaluate.cells import list_metrics, make_cells
+from pipeline.report.evaluate.contrasts import Decision, compare_modes
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.verdicts import Decision, verdicts
 from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
@@ -90,7 +90,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
         rows.append(served("naive", 4, 50, 20.0 * jitter, block))
         rows.append(served("mps", 4, 50, 10.0 / jitter, block))
     cells = make_cells(study(*rows))
-    found = {(each.mode, each.against): each for each in verdicts(cells)}
+    found = {(each.mode, each.against): each for each in compare_modes(cells)}
     assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
     assert found["MPS", "naive"].ratio is not None
     assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
@@ -112,7 +112,7 @@ def test_only_the_service_with_the_arrivals_of_the_run_alone_is_compared_with_it
         sequences = [(index + block - 1) % 3 for index in range(3)]
         jobs = tuple(service(i, 50, alone * (1 + 0.4 * n), n) for i, n in enumerate(sequences))
         rows.append(row("mps", jobs, block, metrics={"latency_mean_worst_ms": 1.8 * alone}))
-    (verdict,) = verdicts(make_cells(study(*rows)))
+    (verdict,) = compare_modes(make_cells(study(*rows)))
     assert (verdict.decision, verdict.metric) == (Decision.EQUAL, "latency_p99_slowdown_worst_ratio")
     assert "1.00 x the same job alone by the p99 latency under the same arrivals, equal within" in verdict.sentence
 
@@ -137,7 +137,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
         without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
         rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
     cells = make_cells(study(*rows))
-    found = verdicts(cells)
+    found = compare_modes(cells)
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
     assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
@@ -218,7 +218,7 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
         r"Services and jobs together use 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
     )
     assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times their latency alone."
-    (grid,) = grids(found, cells, verdicts(cells), [])
+    (grid,) = grids(found, cells, compare_modes(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
     texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}
     assert texts["throughput kept by train"] == [["0.90"], ["0.80"], ["0.70"]]

@@ -12,9 +12,9 @@ from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import format_estimate
 from pipeline.report.read import labels
@@ -101,7 +101,7 @@ def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_mo
     assert len({c.case for c in naives.values()}) == 2
     assert naives["one"].values[BEST_SOLO][5] == pytest.approx(7 * 305 / 4000)
     assert naives["two"].values[BEST_SOLO][5] == pytest.approx(7 * 205 / 600)
-    judged = [v for v in verdicts(found) if (v.mode, v.degree) == ("MPS", 7)]
+    judged = [v for v in compare_modes(found) if (v.mode, v.degree) == ("MPS", 7)]
     assert {(v.case.params[0][key], v.against) for v in judged} == {
         (value, against) for value in ("one", "two") for against in ("serial", "naive", "CUDA graph alone")
     }

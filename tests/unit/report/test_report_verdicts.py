@@ -11,25 +11,24 @@ import re
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import paper, scaling, statistics, verdicts
+from pipeline.report.evaluate import contrasts, paper, scaling, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import SPEEDUP
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, params, study
 
 
-def judged(rows: list[Row]) -> list[Verdict]:
-    return verdicts.verdicts(make_cells(study(*rows)))
+def judged(rows: list[Row]) -> list[Contrast]:
+    return contrasts.compare_modes(make_cells(study(*rows)))
 
 
 def one(
-    found: list[Verdict], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
-) -> Verdict:
+    found: list[Contrast], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
+) -> Contrast:
     meant = (mode, against, degree, quantity)
     (verdict,) = [
         v for v in found if (v.mode, v.against, v.degree, v.quantity) == meant and v.case.label.startswith(label)
@@ -38,9 +37,9 @@ def one(
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[Cell], list[Verdict], list[verdicts.Winner]]:
+def whole() -> tuple[list[Cell], list[Contrast], list[verdicts.Winner]]:
     cells = make_cells(study(*collocation_study()))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     return cells, found, verdicts.winners(cells, found)
 
 
@@ -119,7 +118,7 @@ def on_gpus(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
 def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
     several = {"GPU-a": (1.50, 1.51, 1.50, 1.49, 1.50), "GPU-b": (1.52, 1.51), "GPU-c": (1.48, 1.49, 1.48, 1.49)}
     cells = make_cells(study(*on_gpus(several)))
-    (verdict,) = verdicts.verdicts(cells)
+    (verdict,) = contrasts.compare_modes(cells)
     assert (verdict.decision, verdict.num_blocks, verdict.num_gpus) == (Decision.BETTER, 11, 3)
     expected = statistics.estimate([1.50, 1.515, 1.485])
     assert verdict.ratio is not None and verdict.ratio.n == 3
@@ -201,7 +200,7 @@ def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_lea
         rows.append(copies("mps", 2, 900.0 + block, block, invalid="suspended"))
         rows.append(copies("mig", 2, 550.0 + block, block, invalid="suspended" if block == 1 else ""))
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
     assert (
         winner.tied[0] == "naive" and "MPS" not in winner.tied and winner.speedup.median == pytest.approx(1.2, rel=0.01)
@@ -224,7 +223,7 @@ def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> Non
         rows.append(copies("naive", 2, 520.0 * faster + block, block))
         rows += [copies("mps", 2, 572.0 + block, block)] if block <= 5 else []
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
     assert winner.tied[0] == "MPS" and "naive" not in winner.tied
@@ -238,7 +237,7 @@ def test_a_loser_without_any_baseline_is_no_part_of_the_winners() -> None:
         rows.append(copies("naive", 2, 600.0 + block, block))
         rows.append(copies("serial", 1, 500.0, block)) if block <= 5 else rows.append(copies("mps", 2, 400.0, block))
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
     assert winner.tied == ("naive",)
@@ -259,7 +258,7 @@ def test_what_is_simulated_says_so_everywhere() -> None:
     rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
     found = study(*rows)
     cells = make_cells(found)
-    judgements = verdicts.verdicts(cells)
+    judgements = contrasts.compare_modes(cells)
     best = verdicts.winners(cells, judgements)
     assert all(v.sentence.endswith("(simulated)") for v in judgements)
     assert all(w.sentence.endswith("(simulated)") for w in best)
@@ -314,7 +313,7 @@ def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
     endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
     rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
     cells = make_cells(study(*rows))
-    (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
+    (winner,) = verdicts.winners(cells, contrasts.compare_modes(cells))
     assert winner.mode == "MPS" and winner.tied == ("MPS",)
 
 
@@ -373,7 +372,7 @@ def test_what_is_faster_than_the_best_step_mode_is_faster_than_serial() -> None:
         rows += [copies("serial", 1, 800.0 * host, block), copies("serial", 1, 1000.0, block, graph)]
         rows += [copies("naive", 2, 550.0, block)]
     cells = make_cells(study(*rows))
-    comparisons = verdicts.verdicts(cells)
+    comparisons = contrasts.compare_modes(cells)
     against = {verdict.against: verdict.decision for verdict in comparisons if verdict.mode == "naive"}
     assert against == {"serial": Decision.NO_VERDICT, "CUDA graph alone": Decision.BETTER}
     (winner,) = verdicts.winners(cells, comparisons)
