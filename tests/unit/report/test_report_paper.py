@@ -383,7 +383,7 @@ def test_a_publication_speaks_of_what_there_is() -> None:
         names = {program.name for program in publication.workloads}
         for finding in publication.findings:
             assert set(finding.modes) | set(finding.among) <= MODES.keys(), finding.text
-            assert finding.kind in paper.CHECKS and set(finding.workloads) <= names, finding.text
+            assert finding.kind in paper.KINDS and set(finding.workloads) <= names, finding.text
             is_known = finding.quantity in {*METRICS, "throughput"} or bool(_COUNTED.fullmatch(finding.quantity))
             assert is_known or not (finding.quantity or finding.kind in ("quantity", "along")), finding.text
             assert bool(finding.along) == (finding.kind == "along"), finding.text
