@@ -21,13 +21,14 @@ from pipeline.base.system.words import format_count, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
 from pipeline.record.store.store_access import open_named
-from pipeline.report.evaluate.comparison import StudyComparison, compare
-from pipeline.report.evaluate.statistics import MARGIN
-from pipeline.report.evaluate.study_differences import (
+from pipeline.report.evaluate.comparison import (
+    StudyComparison,
+    compare,
     compare_environments,
     list_differences,
     list_setting_differences,
 )
+from pipeline.report.evaluate.statistics import MARGIN
 from pipeline.report.page import comparison_table
 from pipeline.report.page.comparison_table import ComparedReference, ComparedStudy
 from pipeline.report.page.table_format import to_csv

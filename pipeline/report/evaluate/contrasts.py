@@ -281,7 +281,8 @@ def compare_modes(cells: Sequence[Cell]) -> list[Contrast]:
     places = group_places(cells)
     contrasts = [pair for cell in cells for pair in _pair_cell(cell, places[cell.case, cell.degree])]
     num_tests = sum(pair.test is not None for pair in contrasts)
-    judged = {pair: pair for pair in contrasts} | _judge([pair for pair in contrasts if pair.is_enough])
+    enough = [pair for pair in contrasts if pair.is_enough]
+    judged = dict(zip(contrasts, contrasts, strict=True)) | dict(zip(enough, judge(enough), strict=True))
     return [
         dataclasses.replace(pair, blocks_needed=_estimate_blocks(pair, num_tests))
         if pair.decision is Decision.NO_VERDICT
@@ -290,19 +291,36 @@ def compare_modes(cells: Sequence[Cell]) -> list[Contrast]:
     ]
 
 
-def _judge(contrasts: Sequence[Contrast]) -> dict[Contrast, Contrast]:
+def judge(
+    contrasts: Sequence[Contrast], margin: ArrayLike = MARGIN, confirmed_by: Sequence[Contrast | None] = ()
+) -> list[Contrast]:
+    """Decide tested contrasts with enough blocks, corrected together.
+
+    Args:
+        contrasts: contrasts with their tests.
+        margin: the relative difference that counts as equal, of all contrasts or of each.
+        confirmed_by: contrasts whose medians must agree with the decision, whatever their scatter.
+    """
     if not contrasts:
-        return {}  # without importing numpy
-    tested = [pair.test for pair in contrasts if pair.test is not None]
-    p_different = [test.p_different for test in tested if test.p_different is not None]
-    p_equal = [test.p_equal for test in tested if test.p_equal is not None]
+        return []  # without importing numpy
+    tests = [pair.test for pair in contrasts if pair.test is not None]
+    p_different = [test.p_different for test in tests if test.p_different is not None]
+    p_equal = [test.p_equal for test in tests if test.p_equal is not None]
     different, equal = correct_p_values(p_different, p_equal)
-    decisions = decide([pair.gain for pair in contrasts], different, equal)
+    decisions = decide([pair.gain for pair in contrasts], different, equal, margin)
+    if any(other is not None for other in confirmed_by):
+        certain = [0.0] * len(contrasts)
+        others = [other or pair for pair, other in zip(contrasts, confirmed_by, strict=True)]
+        medians = decide([other.gain for other in others], certain, certain, margin)
+        decisions = [
+            decision if other is None or decision is median else Decision.NO_VERDICT
+            for decision, median, other in zip(decisions, medians, confirmed_by, strict=True)
+        ]
     outcomes = zip(contrasts, decisions, different.tolist(), equal.tolist(), strict=True)
-    return {
-        pair: dataclasses.replace(pair, decision=decision, p_adjusted=p_equal if decision is Decision.EQUAL else p)
+    return [
+        dataclasses.replace(pair, decision=decision, p_adjusted=p_equal if decision is Decision.EQUAL else p)
         for pair, decision, p, p_equal in outcomes
-    }
+    ]
 
 
 def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike, margin: ArrayLike = MARGIN) -> list[Decision]:

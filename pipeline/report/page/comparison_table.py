@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.system.words import align_table, format_count
-from pipeline.report.evaluate.comparison import CaseChange, Change, StudyComparison
+from pipeline.report.evaluate.comparison import CaseChange, Change, Difference, StudyComparison
 from pipeline.report.evaluate.contrasts import Quantity
 from pipeline.report.evaluate.statistics import CONFIDENCE, DRIFT_BLOCKS, Estimate
-from pipeline.report.evaluate.study_differences import Difference
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value, list_ends
 
 FORMAT = 1
