@@ -49,23 +49,53 @@ class FindingCheck:
     """A finding compared with one cell.
 
     Attributes:
-        case_label, degree, mode: case, degree and mode of the cell; without a cell, those of the finding.
+        cell: the cell; `None` if no cell is about the finding.
         figure: figure of the cell; `None` if the cell ran out of memory or was not measured.
         figure_in_words: the figure with its interval; with `*` if it is doubtful.
         difference: distance of the figure from the range, reason for no decision, or settings that differ.
-        note: other differences from the publication: the GPU, the length of the work, the images.
+        modes: words for the compared modes, if they are not the mode of the cell.
     """
 
     publication: Publication
     finding: Finding
-    case_label: str
-    degree: int | None
-    mode: str
+    cell: Cell | None = None
     figure: Estimate | None = None
     figure_in_words: str = ""
     agreement: Agreement = Agreement.NOT_MEASURED
     difference: str = ""
-    note: str = ""
+    modes: str | None = None
+
+    @property
+    def case_label(self) -> str:
+        """The case of the cell; without a cell, the mixes or workloads of the finding."""
+        finding = self.finding
+        return self.cell.case.label if self.cell else ", ".join(finding.mixes or finding.workloads) or "any workload"
+
+    @property
+    def degree(self) -> int | None:
+        return self.cell.degree if self.cell else self.finding.degree
+
+    @property
+    def mode(self) -> str:
+        if self.modes is not None:
+            return self.modes
+        return self.cell.mode if self.cell else ", ".join(self.finding.mode_labels)
+
+    @property
+    def note(self) -> str:
+        """The differences from the publication that do not exclude the cell: the GPU, the length of the work, ..."""
+        if self.cell is None:
+            return ""
+        differs, gpu = [], self.finding.gpu or self.publication.gpu
+        if self.cell.is_simulated:
+            differs.append("simulated GPU")
+        elif gpu not in self.cell.device:
+            differs.append(f"{self.cell.device} instead of an {gpu}")
+        if self.cell.window.is_steady and self.publication.epochs:
+            differs.append(f"steady window instead of {self.publication.epochs} epochs")
+        if any(params.get("source") == "synthetic_files" for params in self.cell.case.params):
+            differs.append("synthetic image files")
+        return "; ".join([*differs, *self.finding.slips])
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[FindingCheck]:
@@ -80,7 +110,7 @@ def compare(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Finding
         if any(publication.program(params) for params in measured.values()):
             for finding in publication.findings:
                 question = _Question(publication, finding, cells, verdicts)
-                checks += _check_nearest_settings(question) or [question.refuse()]
+                checks += _check_nearest_settings(question) or [FindingCheck(publication=publication, finding=finding)]
     return checks
 
 
@@ -117,31 +147,17 @@ class _Question(NamedTuple):
         return cell.throughput if self.finding.quantity == _THROUGHPUT else self.finding.quantity
 
     def answer(
-        self, cell: Cell, words: str, agreement: Agreement, difference: str = "", *, figure: Estimate | None = None
+        self, cell: Cell, words: str, agreement: Agreement, difference: str = "", modes: str | None = None
     ) -> FindingCheck:
         """Return the check of the finding with a cell."""
         return FindingCheck(
             publication=self.publication,
             finding=self.finding,
-            case_label=cell.case.label,
-            degree=cell.degree,
-            mode=cell.mode,
-            figure=figure,
+            cell=cell,
             figure_in_words=words,
             agreement=agreement,
             difference=difference,
-            note=_describe_differences(self, cell),
-        )
-
-    def refuse(self) -> FindingCheck:
-        """Return the check of a finding that no cell concerns."""
-        finding = self.finding
-        return FindingCheck(
-            publication=self.publication,
-            finding=finding,
-            case_label=", ".join(finding.mixes or finding.workloads) or "any workload",
-            degree=finding.degree,
-            mode=", ".join(finding.mode_labels),
+            modes=modes,
         )
 
 
@@ -149,14 +165,14 @@ class _Figure(NamedTuple):
     """A quantity of a cell, or its ratio to that of another cell.
 
     Attributes:
-        mode: words for the modes of a ratio, if it is not the mode of the cell.
+        modes: words for the modes of a ratio, if they are not the mode of the cell.
         places: words for the places on an axis of a ratio: `, 512 over 32`.
     """
 
     cell: Cell
     by_block: Mapping[int, float]
     is_drifting: bool = False
-    mode: str = ""
+    modes: str | None = None
     places: str = ""
     scale: Scale = Scale.POSITIVE
 
@@ -222,8 +238,8 @@ def _list_ratios_to_mode(question: _Question, cells: Sequence[Cell]) -> Iterator
         if not references:
             yield _Figure(cell, {})  # the cell may have run out of memory
         for other in references:
-            mode = f"{cell.mode} over {other.mode}" if other.sharing == MIG else ""
-            yield _divide(cell, other, question.name_quantity(cell) or SPEEDUP)._replace(mode=mode)
+            modes = f"{cell.mode} over {other.mode}" if other.sharing == MIG else None
+            yield _divide(cell, other, question.name_quantity(cell) or SPEEDUP)._replace(modes=modes)
 
 
 def _list_ratios_along(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
@@ -250,7 +266,7 @@ def _list_ratios_of_profiles(question: _Question, cells: Sequence[Cell]) -> Iter
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
             ratio = _divide(larger, smaller, question.name_quantity(smaller))
-            yield ratio._replace(cell=smaller, mode=f"{larger.mode} over {smaller.mode}")
+            yield ratio._replace(cell=smaller, modes=f"{larger.mode} over {smaller.mode}")
 
 
 def _list_memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
@@ -308,8 +324,8 @@ def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
     mark = "*" if is_led_by_host or cell.marks else ""
     words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}{figure.places}"
     agreement, difference = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
-    check = question.answer(cell, words, agreement, difference, figure=estimate)
-    return dataclasses.replace(check, mode=figure.mode) if figure.mode else check
+    check = question.answer(cell, words, agreement, difference, figure.modes)
+    return dataclasses.replace(check, figure=estimate)
 
 
 def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bool) -> tuple[Agreement, str]:
@@ -351,20 +367,4 @@ def _check_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck
     tied, _ = rank_modes(by_mode, slower)
     marked = {cell.mode for cell in members if cell.marks}
     modes = " or ".join(f"{mode}*" if mode in marked else mode for mode in tied)
-    return dataclasses.replace(question.answer(members[0], modes, agreement, reason), mode="")
-
-
-def _describe_differences(question: _Question, cell: Cell) -> str:
-    """Return the differences from the publication that do not exclude a cell."""
-    differs, publication = [], question.publication
-    gpu = question.finding.gpu or publication.gpu
-    if cell.is_simulated:
-        differs.append("simulated GPU")
-    elif gpu not in cell.device:
-        differs.append(f"{cell.device} instead of an {gpu}")
-    if cell.window.is_steady and publication.epochs:
-        differs.append(f"steady window instead of {publication.epochs} epochs")
-    if any(params.get("source") == "synthetic_files" for params in cell.case.params):
-        differs.append("synthetic image files")
-    differs += question.finding.slips
-    return "; ".join(differs)
+    return question.answer(members[0], modes, agreement, reason, modes="")
