@@ -15,7 +15,7 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board_command import make_columns
+from pipeline.report.board_command import format_lines, make_columns, make_table, render
 from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.selector import EvaluatedStudy
 from pipeline.report.evaluate.study_board import (
@@ -29,7 +29,6 @@ from pipeline.report.evaluate.study_board import (
     summarize_devices,
     to_json,
 )
-from pipeline.report.page import board_page as page
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
@@ -146,13 +145,13 @@ def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> No
 
 def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
-    html, lines, table = page.render(made), page.format_lines(made), page.table(made)
+    html, lines, table = render(made), format_lines(made), make_table(made)
     assert '<p class="stamp">Some figures are simulated' in html and f"[2] {A100} <span" in html
     assert f"[2] {A100}: simulated, no measurement of a real GPU" in lines
     assert table.note.startswith("Includes simulated figures.")
     assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
     real = board(rows(FASTER_MPS))
-    assert "simulated" not in page.render(real) + page.format_lines(real) + page.table(real).note
+    assert "simulated" not in render(real) + format_lines(real) + make_table(real).note
 
 
 def test_cells_at_other_settings_say_in_what_they_differ() -> None:
@@ -192,7 +191,7 @@ def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
         for mode, ms in (("naive", 30.0), ("mps", 20.0)):
             jobs = tuple(job(index, own, 10.0) for index in range(2))
             found.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
-    assert "MPS 20.3 (20.1 to 20.5) ms" in page.format_lines(board(found))
+    assert "MPS 20.3 (20.1 to 20.5) ms" in format_lines(board(found))
     outcome = only_line(found).members[0]
     assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
     assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)
