@@ -23,7 +23,7 @@ from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, jo
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.service_tables import describe_limits
 from pipeline.report.read import hosts, labels
-from pipeline.report.read.choice import STUDY
+from pipeline.report.read.selection import STUDY
 from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
