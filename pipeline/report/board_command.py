@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError, ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.joules import choose_prefix
@@ -59,23 +59,19 @@ NOTE = (
 def main(argv: Sequence[str]) -> int:
     """Write one board and print it; return the exit status."""
     options = _parser().parse_args(argv)
-    try:
-        check_folder(options.out, options.experiment)
-        studies = [*_read_reports(options.reports), *_read_stores(options)]
-        if not studies:
-            raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
-        _refuse_equal(studies)
-        board = make_board(make_columns(studies))
-        if not board.lines:
-            raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
-        contents = {BOARD: to_csv(make_table(board)), PAGE: render(board)}
-        experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
-        says = {"simulated": any(column.measured.stamp for column in board.columns)}
-        files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
-        written = replace(options.out, experiments, says, files)
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    check_folder(options.out, options.experiment)
+    studies = [*_read_reports(options.reports), *_read_stores(options)]
+    if not studies:
+        raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
+    _refuse_equal(studies)
+    board = make_board(make_columns(studies))
+    if not board.lines:
+        raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
+    contents = {BOARD: to_csv(make_table(board)), PAGE: render(board)}
+    experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
+    metadata = {"simulated": any(column.measured.stamp for column in board.columns)}
+    files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
+    written = replace(options.out, experiments, metadata, files)
     sys.stdout.write(f"{format_lines(board)}\nboard: {written.page.absolute()}\n")
     return 0
 

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import fnmatch
 import json
-import logging
 import math
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any
 
 from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError, ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
@@ -144,28 +143,23 @@ class ComparedReference:
 def main(argv: Sequence[str]) -> int:
     """Compare a study with its references and print the comparison; return the exit status."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    try:
-        tolerances = Tolerances.parse(options.tolerance)
-        if options.out is not None and options.out.suffix not in _SUFFIXES:
-            raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
-        studies = _read_studies(options)
-        newest_source, newest = studies[-1]
-        references = _choose_references(studies[:-1], newest_source, newest)
-        comparisons = compare([study for _, study in references], newest, tolerances.find)
-        for (source, _), comparison in zip(references, comparisons, strict=True):
-            _check_cases(source, newest_source, comparison, allows_missing=options.allow_missing)
-        tolerances.check()
-        compared = [
-            _describe(source, study, newest, comparison)
-            for (source, study), comparison in zip(references, comparisons, strict=True)
-        ]
-        described = _describe_study(newest_source, newest)
-        if options.out is not None:
-            _write(options.out, described, compared)
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    tolerances = Tolerances.parse(options.tolerance)
+    if options.out is not None and options.out.suffix not in _SUFFIXES:
+        raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
+    studies = _read_studies(options)
+    newest_source, newest = studies[-1]
+    references = _choose_references(studies[:-1], newest_source, newest)
+    comparisons = compare([study for _, study in references], newest, tolerances.find)
+    for (source, _), comparison in zip(references, comparisons, strict=True):
+        _check_cases(source, newest_source, comparison, allows_missing=options.allow_missing)
+    tolerances.check()
+    compared = [
+        _describe(source, study, newest, comparison)
+        for (source, study), comparison in zip(references, comparisons, strict=True)
+    ]
+    described = _describe_study(newest_source, newest)
+    if options.out is not None:
+        _write(options.out, described, compared)
     text = _to_json(described, compared) if options.json else _to_text(described, compared)
     sys.stdout.write(text.rstrip("\n") + "\n")
     return _find_status(compared)
