@@ -310,8 +310,8 @@ def judge(
     decisions = decide([pair.gain for pair in contrasts], different, equal, margin)
     if any(other is not None for other in confirmed_by):
         certain = [0.0] * len(contrasts)
-        others = [other or pair for pair, other in zip(contrasts, confirmed_by, strict=True)]
-        medians = decide([other.gain for other in others], certain, certain, margin)
+        gains = [(other or pair).gain for pair, other in zip(contrasts, confirmed_by, strict=True)]
+        medians = decide(gains, certain, certain, margin)
         decisions = [
             decision if other is None or decision is median else Decision.NO_VERDICT
             for decision, median, other in zip(decisions, medians, confirmed_by, strict=True)

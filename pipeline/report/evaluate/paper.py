@@ -139,8 +139,9 @@ class _Question(NamedTuple):
 
     def find_others(self, cell: Cell, degree: int, mode: str) -> list[Cell]:
         """Return the cells of the same case at a degree in a mode: one cell, or one for each MIG layout."""
-        others = [other for other in self.cells if (other.case, other.degree) == (cell.case, degree)]
-        return [other for other in others if other.sharing.name == mode and other.is_ranked]
+        place = (cell.case, degree, mode)
+        ranked = [other for other in self.cells if other.is_ranked]
+        return [other for other in ranked if (other.case, other.degree, other.sharing.name) == place]
 
     def name_quantity(self, cell: Cell) -> str:
         """Return the quantity of the finding; the throughput has the unit of the cell."""
