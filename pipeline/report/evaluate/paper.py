@@ -19,13 +19,12 @@ from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate import scaling, sweeps
+from pipeline.report.evaluate import effects, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.contrasts import Contrast
-from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words
+from pipeline.report.evaluate.statistics import Estimate, Scale, interval_in_words
 from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
@@ -168,8 +167,8 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
 def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        if cell.is_ranked and (place := scaling.find_place(cell)) is not None:
-            by_case[cell.case][scaling.cut_to_slices(place)] = cell
+        if cell.is_ranked and (place := effects.find_place(cell)) is not None:
+            by_case[cell.case][effects.cut_to_slices(place)] = cell
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:

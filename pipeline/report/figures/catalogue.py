@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.stressor_effects import list_effects
+from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.figures import (
     copies,
     energy,

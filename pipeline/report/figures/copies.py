@@ -11,8 +11,8 @@ from pipeline.base.domain.normalisation import MEMORY_PEAK
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
+from pipeline.report.evaluate.effects import find_place
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, TOTAL_TIME, Metric
-from pipeline.report.evaluate.scaling import find_place
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.bars import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain import work_units
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes
-from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
-from pipeline.report.evaluate.solo_modes import SoloMode, list_other_modes
+from pipeline.report.evaluate.effects import SoloMode, list_other_modes
+from pipeline.report.evaluate.metrics import JOULE, choose_prefix, scale_estimate
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     Bar,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.gpu_fractions import Fraction, list_fractions, read_objective
-from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
-from pipeline.report.evaluate.metrics import P95_LATENCY
+from pipeline.report.evaluate.metrics import JOULE, P95_LATENCY, choose_prefix, scale_estimate
+from pipeline.report.evaluate.services import Fraction, list_fractions, read_objective
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.drawing import (
     FAINT,
@@ -100,7 +99,7 @@ def _list_panels(parts: Sequence[Fraction]) -> list[_Panel]:
         _Panel(
             f"throughput with {most} users",
             "whole GPU = 1",
-            [part.compare_throughput(most) if most in part.cells else None for part in parts],
+            [_compare(part, most) for part in parts],
             is_proportional=True,
         ),
         _Panel(
@@ -116,6 +115,11 @@ def _list_panels(parts: Sequence[Fraction]) -> list[_Panel]:
             [None if energy is None else scale_estimate(energy, scale) for energy in energies],
         ),
     ]
+
+
+def _compare(part: Fraction, users: int) -> Estimate | None:
+    pair = part.compare_throughput(users) if users in part.cells else None
+    return None if pair is None else pair.ratio
 
 
 def _read(part: Fraction, users: int, name: str) -> Estimate | None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes, speed_ratios
-from pipeline.report.evaluate.contrasts import BASELINES_NOTE, is_best_solo_serial, name_best_solo
+from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, contrast_cells, is_best_solo_serial, name_best_solo
+from pipeline.report.evaluate.effects import find_serial, list_other_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO, TOTAL_TIME
-from pipeline.report.evaluate.solo_modes import find_serial, list_other_modes
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.drawing import (
@@ -206,7 +206,7 @@ def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Es
     gains = []
     for other in list_other_modes(case, cells):
         assert serial is not None  # otherwise there are no other modes
-        ratios, _ = speed_ratios(other.cell, serial, (serial.throughput, TOTAL_TIME))
-        if ratios:
-            gains.append((other.step_mode, other.cell.estimate_speed_ratio(ratios)))
+        pair = contrast_cells(other.cell, serial, serial.throughput, TOTAL_TIME)
+        if pair is not None and pair.ratio is not None:
+            gains.append((other.step_mode, pair.ratio))
     return gains

@@ -19,7 +19,6 @@ from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SERIAL, Sha
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_metrics
-from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
@@ -28,8 +27,10 @@ from pipeline.report.evaluate.metrics import (
     P99_LATENCY,
     STEP_TIME,
     Metric,
+    choose_prefix,
     is_latency,
     name_instance_metric,
+    scale_estimate,
 )
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import MIG
-from pipeline.report.evaluate import scaling
-from pipeline.report.evaluate.cells import Case, Cell, ratios
+from pipeline.report.evaluate import effects
+from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.contrasts import contrast_cells
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.figures.drawing import (
@@ -45,7 +46,7 @@ def find_cases(cells: Sequence[Cell]) -> dict[Case, Places]:
     shared = {cell.case for cell in cells if cell.degree > 1}
     scanned: dict[Case, Places] = {
         case: by_place
-        for case, by_place in scaling.group_by_profile(cells).items()
+        for case, by_place in effects.group_by_profile(cells).items()
         if len(by_place.keys() - {WHOLE_GPU}) >= FEWEST and case not in shared
     }
     return scanned if len(scanned) > 1 else {}
@@ -79,7 +80,7 @@ def _paint(panels: Mapping[str, Mapping[Case, Places]]) -> Figure:
 
 def _panel(axes: Axes, workload: str, cases: Mapping[Case, Places]) -> dict[str, Any]:
     """Draw the cases of a workload; return the handles of their lines by label."""
-    ticks = scaling.sort_places({place for by_place in cases.values() for place in by_place})[::-1]
+    ticks = effects.sort_places({place for by_place in cases.values() for place in by_place})[::-1]
     handles: dict[str, Any] = {}
     for number, (case, by_place) in enumerate(cases.items()):
         label = clean_text(case.label.removeprefix(workload).strip(" ()")) if len(cases) > 1 else "one job"
@@ -88,15 +89,15 @@ def _panel(axes: Axes, workload: str, cases: Mapping[Case, Places]) -> dict[str,
         style |= {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": _STYLES[number % len(_STYLES)]}
         reference = next(cell for place, cell in by_place.items() if place != WHOLE_GPU)
         estimates = {
-            float(ticks.index(place)): cell.estimate_speed_ratio(shares)
+            float(ticks.index(place)): pair.ratio
             for place, cell in reversed(list(by_place.items()))
-            if (shares := ratios(cell, reference, cell.throughput))
+            if (pair := contrast_cells(cell, reference)) is not None and pair.ratio is not None
         }
         errors = list(zip(*map(error_bar, estimates.values()), strict=True))
         medians = [estimate.median for estimate in estimates.values()]
         handles[label] = axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
         hollow_points(axes, estimates, style)
-        ideals = {ticks.index(place): scaling.compute_ideal(cell, reference) for place, cell in by_place.items()}
+        ideals = {ticks.index(place): effects.compute_ideal(cell, reference) for place, cell in by_place.items()}
         known = {place: ideal for place, ideal in sorted(ideals.items()) if ideal is not None}
         (handles[_IDEAL],) = axes.plot(list(known), list(known.values()), ":", color=FAINT, linewidth=1.1)
     axes.set_xticks(range(len(ticks)), ["whole GPU" if tick == WHOLE_GPU else tick for tick in ticks], rotation=30)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import SPARE_COLOURS
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate.stressor_effects import StressorEffect
+from pipeline.report.evaluate.stressors import StressorEffect
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system.words import align_table, format_count
-from pipeline.report.evaluate.joules import choose_prefix
+from pipeline.report.evaluate.metrics import choose_prefix
 from pipeline.report.evaluate.outcomes import Comparison, Outcome
 from pipeline.report.evaluate.statistics import interval_in_words
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line

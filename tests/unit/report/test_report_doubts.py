@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.doubts import describe_host_bound, list_doubts
+from pipeline.report.evaluate.wording import describe_host_bound, list_doubts
 from pipeline.report.page.page import make_content, render
 from pipeline.report.page.study_tables import block_table, drift_table, host_table
 from pipeline.report.read.study_records import Study

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pipeline.report.page.service_tables import fraction_table
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.contrasts import compare_modes
-from pipeline.report.evaluate.gpu_fractions import describe_fractions, list_fractions
+from pipeline.report.evaluate.services import describe_fractions, list_fractions
 from pipeline.report.figures import fractions
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.leading_numbers import select_leading_numbers
-from pipeline.report.page.service_tables import fraction_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study

@@ -18,7 +18,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
-from pipeline.report.evaluate import other_gpus
+from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.verdicts import winners
@@ -131,10 +131,10 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert not found.left_out
     assert found.num_planned == len(found.rows) == 6
     assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(found)] == [("", 3), ("other GPUs 3", 3)]
-    (kept,) = other_gpus.compare_company(found)
+    (kept,) = effects.compare_other_gpus(found, make_cells(found))
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
     assert kept.sentence.endswith("keeps 0.900 of its speed while 3 other GPUs work.")
-    assert not list(other_gpus.compare_company(study(*alone)))
+    assert not list(effects.compare_company(study(*alone)))
 
 
 def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most() -> None:
@@ -144,7 +144,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
             for block, share in enumerate(of_blocks, start=1):
                 what = {"options": {"percent": str(position)}}
                 rows += [of_company("", 10.0, block, **what), of_company(beside, 10.0 * share, block, **what)]
-        return other_gpus.summarize_shares(other_gpus.compare_company(study(*rows)))
+        return effects.summarize_shares(effects.compare_company(study(*rows)))
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
     (sentence,) = said((0.9,))
@@ -167,14 +167,14 @@ def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of
         beside("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
         beside("1", [500.0], WindowKind.LOGGED, **slow),
     ]
-    (kept,) = other_gpus.compare_company(study(*rows))
+    (kept,) = effects.compare_company(study(*rows))
     assert kept.share.median == 0.5
     rows = [beside("", [1000.0, 10.0], WindowKind.STEADY), beside("1", [1000.0, 5.0], WindowKind.STEADY)]
-    (kept,) = other_gpus.compare_company(study(*rows))
+    (kept,) = effects.compare_company(study(*rows))
     assert kept.share.median == 0.75
     given = [dataclasses.replace(e.jobs[0], params=e.jobs[0].params | {"given_rate": "true"}) for e in rows]
     services = [dataclasses.replace(e, jobs=(g,)) for e, g in zip(rows, given, strict=True)]
-    assert not list(other_gpus.compare_company(study(*services)))
+    assert not list(effects.compare_company(study(*services)))
 
 
 def on_host(store: int, **facts: str) -> list[Row]:

@@ -6,14 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-
-from pipeline.base.domain.records import CO_RUNNERS
-from pipeline.base.domain.window import WindowKind
-from pipeline.report.evaluate import paper, scaling
-from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.publication import publications
-from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.profile_tables import (
     co_runner_table,
     ratio_table,
@@ -21,6 +13,14 @@ from pipeline.report.page.profile_tables import (
     throughput_table,
     time_table,
 )
+
+from pipeline.base.domain.records import CO_RUNNERS
+from pipeline.base.domain.window import WindowKind
+from pipeline.report.evaluate import effects, paper
+from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.paper import Agreement
+from pipeline.report.evaluate.publication import publications
+from pipeline.report.page.key_findings import write_answer
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study
 
@@ -57,7 +57,7 @@ def scaled(**rates: float) -> list[Row]:
 
 def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal():
     cells = make_cells(study(*scaled(full=16.8, _7g=15.3, _4g=8.9, _3g=6.7, _2g=4.4, _1g=2.1)))
-    found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in scaling.steps(cells)}
+    found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in effects.steps(cells)}
     assert list(found) == [
         ("full", "7g"),
         ("7g", "4g"),
@@ -80,7 +80,7 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
 def test_memory_bandwidth_scales_ideally_with_memory_slices() -> None:
     rates = {"full": 1400.0, "7g.40gb": 1400.0, "3g.20gb": 700.0, "2g.10gb": 350.0, "1g.5gb": 175.0}
     rows = [on(place, rate, block, "micro_copy") for place, rate in rates.items() for block in range(1, 6)]
-    steps = {(step.larger, step.smaller): step for step in scaling.steps(make_cells(study(*rows)))}
+    steps = {(step.larger, step.smaller): step for step in effects.steps(make_cells(study(*rows)))}
     assert {pair: step.ideal for pair, step in steps.items()} == {
         ("full", "7g.40gb"): 1,
         ("7g.40gb", "3g.20gb"): 2,
@@ -95,7 +95,7 @@ def test_memory_bandwidth_scales_ideally_with_memory_slices() -> None:
 @pytest.mark.parametrize("workload", ["micro_to_device", "micro_launch"])
 def test_what_mig_does_not_divide_has_no_ideal(workload: str) -> None:
     rows = [on(place, 50.0, block, workload) for place in ("7g.40gb", "3g.20gb") for block in range(1, 6)]
-    (step,) = scaling.steps(make_cells(study(*rows)))
+    (step,) = effects.steps(make_cells(study(*rows)))
     assert step.ideal is None
 
 
@@ -130,10 +130,10 @@ def test_co_runners_are_another_case_and_what_they_leave_is_told_by_profile():
     rows = scaled(full=16.8, _1g=2.0)
     rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, co_runners="6x micro_fp32_cuda") for b in range(1, 6)]
     cells = make_cells(study(*rows))
-    (beside,) = scaling.compare_co_runners(cells)
+    (beside,) = effects.compare_co_runners(cells)
     assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
     assert f"{CO_RUNNERS} 6x micro_fp32_cuda" in beside.cell.case.label
-    assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without co-runners"
+    assert len(list(effects.steps(cells))) == 1, "the whole GPU against 1g, both without co-runners"
 
 
 def test_cerns_rows_agree_with_ratios_that_are_near():
@@ -191,12 +191,12 @@ def test_what_co_runners_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
-    (beside,) = scaling.compare_co_runners(make_cells(study(*rows)))
+    (beside,) = effects.compare_co_runners(make_cells(study(*rows)))
     assert beside.throughput_ratio.median == pytest.approx(0.9)
-    assert not list(scaling.compare_co_runners(make_cells(study(*rows[5:]))))
+    assert not list(effects.compare_co_runners(make_cells(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
-    assert not list(scaling.compare_co_runners(make_cells(study(*services))))
+    assert not list(effects.compare_co_runners(make_cells(study(*services))))
 
 
 def test_a_later_study_beside_co_runners_stands_beside_that_without() -> None:
@@ -205,5 +205,5 @@ def test_a_later_study_beside_co_runners_stands_beside_that_without() -> None:
     later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
-    (beside,) = scaling.compare_co_runners(make_cells(found))
+    (beside,) = effects.compare_co_runners(make_cells(found))
     assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)

@@ -8,17 +8,17 @@ import re
 from typing import Any
 
 import pytest
+from pipeline.report.page.service_tables import beside_table, objective_table
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.cells import list_metrics, make_cells
 from pipeline.report.evaluate.contrasts import Decision, compare_modes
-from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
+from pipeline.report.evaluate.services import compare_services, describe_mix
 from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.page import make_content, render
-from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study

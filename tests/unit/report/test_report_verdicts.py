@@ -11,7 +11,7 @@ import re
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import contrasts, paper, scaling, statistics, verdicts
+from pipeline.report.evaluate import contrasts, effects, paper, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import SPEEDUP
@@ -176,7 +176,7 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
         rows.append(copies("mig", 1, 850.0 + block, block))
     assert judged(rows) == []
     cells = make_cells(study(*rows))
-    assert not list(scaling.steps(cells)) and verdicts.winners(cells, []) == []
+    assert not list(effects.steps(cells)) and verdicts.winners(cells, []) == []
     rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
     assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
 

@@ -11,8 +11,8 @@ from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.domain.turns import TurnRates, format_turns
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.pair_inputs import collect_inputs
-from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
+from pipeline.report.evaluate.predictions import collect_inputs
+from pipeline.report.evaluate.stressors import describe_effects, list_effects
 from pipeline.report.figures.catalogue import draw_figures
 from pipeline.report.figures.stressor_curves import sketches
 from pipeline.report.page.leading_numbers import select_leading_numbers

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
 
 from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
@@ -19,10 +20,8 @@ from pipeline.planner.results.pairing import choose_pairs
 from pipeline.report.claims_command import format_value
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.claimed_figures import NoFigureError
-from pipeline.report.evaluate.pair_inputs import collect_inputs
-from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
-from pipeline.report.evaluate.stressor_effects import list_effects
-from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
+from pipeline.report.evaluate.predictions import Model, PairPrediction, collect_inputs, predict_pairs
+from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.read.claims_file import Query
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
