@@ -18,8 +18,7 @@ from pipeline.report.evaluate.stressors import describe_loads
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.figures import catalogue
-from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
-from pipeline.report.figures.parts import Part
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, Part, clean_text
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import (
