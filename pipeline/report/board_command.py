@@ -20,7 +20,7 @@ from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.case_matching import MatchedCase
-from pipeline.report.evaluate.joules import choose_prefix
+from pipeline.report.evaluate.metrics import choose_prefix
 from pipeline.report.evaluate.selector import EvaluatedStudy
 from pipeline.report.evaluate.statistics import interval_in_words
 from pipeline.report.evaluate.study_board import (

@@ -13,8 +13,14 @@ from pipeline.base.system.words import format_count
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results.pairing import Pairing, choose_pairs
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.pair_inputs import collect_inputs, normalise_model
-from pipeline.report.evaluate.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
+from pipeline.report.evaluate.predictions import (
+    PairError,
+    PairPrediction,
+    Predicted,
+    collect_inputs,
+    normalise_model,
+    predict_pairs,
+)
 from pipeline.report.page.table_format import MISSING, format_estimate, round_value
 from pipeline.report.read import rows
 from pipeline.report.read.stores import add_store_arguments, named_stores

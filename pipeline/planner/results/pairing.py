@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.report.evaluate.pair_prediction import PairPrediction
+from pipeline.report.evaluate.predictions import PairPrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
-from pipeline.report.evaluate.host_dependence import invert
+from pipeline.report.evaluate.cells import Case, Cell, group_places, invert, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
@@ -248,18 +247,19 @@ def contrast_cells(cell: Cell, other: Cell, *names: str) -> Contrast | None:
 
 
 def contrast_with_alone(
-    cell: Cell, name: str, against: str = "alone", *, subject: str = "", is_inverted: bool = False
+    cell: Cell, name: str, *, subject: str = "", metric: str = "", is_inverted: bool = False
 ) -> Contrast | None:
     """Return the contrast that a quantity of a cell is by itself, such as a slowdown; `None` if no block has it.
 
-    An inverted slowdown is the share of the throughput that the jobs keep.
+    An inverted slowdown is the share of the throughput that the jobs keep. `metric` names the quantity if `name` is
+    that of one workload.
     """
     values = cell.values.get(name, {})
     by_block = invert(values) if is_inverted else values
     if not by_block:
         return None
     estimate = cell.estimate(by_block, is_drifting=cell.has_drifting_baseline(name))
-    return Contrast(cell=cell, against=against, metric=name, ratios=by_block, ratio=estimate, subject=subject)
+    return Contrast(cell=cell, against="alone", metric=metric or name, ratios=by_block, ratio=estimate, subject=subject)
 
 
 def contrast_per_job(cell: Cell, other: Cell) -> Contrast | None:

@@ -19,14 +19,13 @@ from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate import scaling, sweeps
+from pipeline.report.evaluate import effects, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.contrasts import Contrast
-from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.selector import Selector
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words
+from pipeline.report.evaluate.statistics import Estimate, Scale, interval_in_words
 from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
 
@@ -261,7 +260,7 @@ def _list_ratios_along(question: _Question, cells: Sequence[Cell]) -> Iterator[_
 def _list_ratios_of_profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        if cell.is_ranked and (place := scaling.find_place(cell)) is not None:
+        if cell.is_ranked and (place := effects.find_place(cell)) is not None:
             by_case[cell.case][_cut(place)] = cell
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)

@@ -13,13 +13,12 @@ from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import contrasts, paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast
-from pipeline.report.evaluate.doubts import list_doubts
-from pipeline.report.evaluate.gpu_fractions import list_fractions
-from pipeline.report.evaluate.stressor_leaks import describe_loads
+from pipeline.report.evaluate.services import list_fractions
+from pipeline.report.evaluate.stressors import describe_loads
 from pipeline.report.evaluate.verdicts import Winner
+from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.figures import catalogue
-from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
-from pipeline.report.figures.parts import Part
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, Part, clean_text
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import (
@@ -30,7 +29,7 @@ from pipeline.report.page.key_findings import (
     write_answer,
 )
 from pipeline.report.page.leading_numbers import select_leading_numbers
-from pipeline.report.page.study_tables import COMPARISONS, comparison_table, make_tables
+from pipeline.report.page.study_tables import COMPARISONS, make_comparison_table, make_tables
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
@@ -111,7 +110,7 @@ def render(content: Content) -> str:
             not_ranked=count_unranked(content.cells),
             grids=grids(study, ordinary, content.verdicts, content.winners),
             theme=THEME,
-            comparisons=comparison_table(content.cells, content.verdicts),
+            comparisons=make_comparison_table(content.verdicts),
             comparisons_in_words=_count_comparisons(content.verdicts),
             sections=sections,
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],

@@ -12,8 +12,8 @@ from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, SPEEDUP
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes
-from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
+from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, params, study
 from tests.unit.report.test_report_services import served

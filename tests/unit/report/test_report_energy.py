@@ -13,9 +13,8 @@ from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.grid import BEST, OPEN, grids
-from pipeline.report.page.study_tables import verdict_table
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study, table_of
 
 GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.01, 0.99, 1.005, 0.995)
@@ -111,7 +110,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
     cells = make_cells(of)
     comparisons = compare_modes(cells)
     best = winners(cells, comparisons)
-    table = verdict_table(comparisons)
+    table = table_of("verdicts", cells)
     place = table.columns.index("quantity")
     assert [line[place] for line in table.rows].count("energy") == 5
     speed, further = grids(of, cells, comparisons, best)

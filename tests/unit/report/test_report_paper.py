@@ -18,7 +18,7 @@ from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
-from pipeline.report.page.study_tables import publication_tables
+from pipeline.report.page.study_tables import list_publication_tables
 from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -93,7 +93,7 @@ def test_a_figure_over_a_drifting_baseline_is_marked_and_decides_nothing() -> No
     assert plain is not None and found.figure.high - found.figure.low > 2 * (plain.high - plain.low)
     (higher,) = checks(drifting(("mps", 7, 2000.0 / 4 * 7)), SEVEN)
     assert higher.difference.endswith("% higher, but a speed drifts with its host"), "whatever the distance"
-    (table,) = publication_tables([found])
+    (table,) = list_publication_tables([found])
     assert table.note.startswith("*: doubtful")
 
 

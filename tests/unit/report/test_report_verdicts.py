@@ -11,7 +11,7 @@ import re
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import contrasts, paper, scaling, statistics, verdicts
+from pipeline.report.evaluate import contrasts, effects, paper, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import SPEEDUP
@@ -19,7 +19,7 @@ from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import collocation_study, copies, params, study
+from tests.support.report_rows import collocation_study, copies, params, study, table_of
 
 
 def judged(rows: list[Row]) -> list[Contrast]:
@@ -176,7 +176,7 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
         rows.append(copies("mig", 1, 850.0 + block, block))
     assert judged(rows) == []
     cells = make_cells(study(*rows))
-    assert not list(scaling.steps(cells)) and verdicts.winners(cells, []) == []
+    assert not list(effects.steps(cells)) and verdicts.winners(cells, []) == []
     rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
     assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
 
@@ -289,7 +289,7 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
 
 def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     found = study(*collocation_study())
-    table = report_tables.result_table(whole[0])
+    table = table_of("results", whole[0])
     lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
     assert len(lines) == len(whole[0])
     oom = next(line for line in lines if line["result"] == "oom")
@@ -302,7 +302,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     tex = to_latex(next(t for t in report_tables.make_tables(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
     assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
-    endings = report_tables.ending_table(whole[0])
+    endings = table_of("endings", whole[0])
     assert [row[3] for row in endings.rows] == ["wrong_results", "oom", "skipped"]
     wrong = next(row for row in endings.rows if row[3] == "wrong_results")
     assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
@@ -319,7 +319,7 @@ def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
 
 def test_a_baseline_without_samples_has_no_drift() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((0.0, 100.0, 101.0), start=1)]
-    (row,) = report_tables.drift_table(study(*rows)).rows
+    (row,) = table_of("drift", study(*rows)).rows
     assert row[2:5] == (2, 2, 3)
 
 
@@ -330,7 +330,7 @@ def test_each_gpu_has_a_drift_of_its_own() -> None:
         copies("serial", 1, rate, block, gpu_uuid=gpu, boot_id=gpu)
         for block, (rate, gpu) in enumerate(zip(rates, gpus, strict=True), start=1)
     ]
-    found = report_tables.drift_table(study(*rows)).rows
+    found = table_of("drift", study(*rows)).rows
     assert [(str(row[0]).rpartition(" on ")[2], row[5]) for row in found] == [
         ("GPU-11111111", pytest.approx(1.0)),
         ("GPU-22222222", pytest.approx(2.0)),
@@ -339,7 +339,7 @@ def test_each_gpu_has_a_drift_of_its_own() -> None:
 
 def test_drift_is_first_against_last() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
-    (row,) = report_tables.drift_table(study(*rows)).rows
+    (row,) = table_of("drift", study(*rows)).rows
     assert row[1:6] == ("samples/s", 3, 1, 3, pytest.approx(10.0))
     assert row[7:] == (100.0, 110.0)
 
