@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.requests import waiting_quantile
 from pipeline.observe.excursions import has_enough, select_rank
+from pipeline.report.evaluate.contrasts import Decision, decide
 from pipeline.report.evaluate.statistics import compare_pairs, correct_p_values, estimate
-from pipeline.report.evaluate.verdicts import Decision, decide
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,9 +28,9 @@ from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, mode_of
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.work_units import SAMPLES, rate_of, total_of
 from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import Decision, compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import MARGIN, Estimate
-from pipeline.report.evaluate.verdicts import Decision, verdicts
 from pipeline.report.read.labels import STEP_MODE
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -319,7 +319,7 @@ def judge_design(
 
 def _judge_table(cells: Sequence[Cell], naive_speed: float, judgement: Judgement) -> None:
     is_wrong = False
-    for verdict in verdicts(cells):
+    for verdict in compare_modes(cells):
         is_over_graph = verdict.against not in (SERIAL.label, NAIVE.label)
         reference = GRAPH_SPEED if is_over_graph else _speed(verdict.against, naive_speed)
         truth = _speed(verdict.mode, naive_speed) / reference

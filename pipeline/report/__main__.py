@@ -23,49 +23,48 @@ from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
 from pipeline.report.read import group_series, rows, stressor_counters
-from pipeline.report.read.choice import DEVICE, STUDY, Choice
+from pipeline.report.read.selection import DEVICE, STUDY, Choice
 from pipeline.report.read.stores import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
+COMMANDS = (board_command, bundle_command, claims_command, comparison_command)
+"""Commands of their own, after the name of the program."""
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write one report, or a board; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == [board_command.COMMAND]:
-        return board_command.main(arguments[1:])
-    if arguments[:1] == [bundle_command.COMMAND]:
-        return bundle_command.main(arguments[1:])
-    if arguments[:1] == [claims_command.COMMAND]:
-        return claims_command.main(arguments[1:])
-    if arguments[:1] == [comparison_command.COMMAND]:
-        return comparison_command.main(arguments[1:])
-    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    command = next((command for command in COMMANDS if arguments[:1] == [command.COMMAND]), None)
     try:
-        stores = named_stores(options)
-        folder = options.out or default_folder(options.experiment)
-        check_folder(folder, options.experiment)
-        written, study, summary = report(
-            stores,
-            options.experiment,
-            folder,
-            options.group,
-            pools_hosts=options.pool == "hosts",
-            choice=Choice(studies=options.study, devices=options.device),
-        )
-        sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
-        if options.no_log:
-            return 0
-        if reason := explain_read_only(stores[0], options.experiment):
-            sys.stdout.write(f"report not logged: {reason}\n")
-        else:
-            run_id, link = log(written, stores[0], study)
-            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
+        return _write_report(arguments) if command is None else command.main(arguments[1:])
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+
+
+def _write_report(arguments: Sequence[str]) -> int:
+    options = make_parser().parse_args(arguments)
+    stores = named_stores(options)
+    folder = options.out or default_folder(options.experiment)
+    check_folder(folder, options.experiment)
+    written, study, summary = report(
+        stores,
+        options.experiment,
+        folder,
+        options.group,
+        pools_hosts=options.pool == "hosts",
+        choice=Choice(studies=options.study, devices=options.device),
+    )
+    sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
+    if options.no_log:
+        return 0
+    if reason := explain_read_only(stores[0], options.experiment):
+        sys.stdout.write(f"report not logged: {reason}\n")
+    else:
+        run_id, link = log(written, stores[0], study)
+        sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
     return 0
 
 

@@ -9,47 +9,70 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.outcomes import DeviceSummary
-from pipeline.report.evaluate.study_board import Column, make_board
-from pipeline.report.page import board_page as page
-from pipeline.report.page.table_format import to_csv
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import align_table, format_count
+from pipeline.report.evaluate.case_matching import MatchedCase
+from pipeline.report.evaluate.metrics import choose_prefix
+from pipeline.report.evaluate.selector import EvaluatedStudy
+from pipeline.report.evaluate.statistics import interval_in_words
+from pipeline.report.evaluate.study_board import (
+    Agreement,
+    Board,
+    Column,
+    Comparison,
+    DeviceSummary,
+    Outcome,
+    from_json,
+    make_board,
+    summarize_devices,
+)
+from pipeline.report.evaluate.wording import join_words
+from pipeline.report.figures.drawing import COLOURS, THEME
+from pipeline.report.page.page import environment, strip_forbidden
+from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends, to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
 from pipeline.report.read.stores import find_stores
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")
+TEMPLATE = "board.html.jinja"
+TITLE = "The best sharing mode of each case"
+NOTE = (
+    "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Speed-up: over "
+    "serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
+    "Energy: energy of the whole GPU per work unit, the same for one job at a time, and the ratio to one job at a time "
+    "in the best step mode. Verdicts: same, if the columns agree on the best sharing mode; open, if a column has "
+    "no verdict; differ, if the columns contradict each other. "
+    "The verdicts of a column are those of its study; no figure combines columns."
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Write one board and print it; return the exit status."""
     options = _parser().parse_args(argv)
-    try:
-        check_folder(options.out, options.experiment)
-        studies = [*_read_reports(options.reports), *_read_stores(options)]
-        if not studies:
-            raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
-        _refuse_equal(studies)
-        board = make_board(make_columns(studies))
-        if not board.lines:
-            raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
-        contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
-        experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
-        says = {"simulated": any(column.measured.stamp for column in board.columns)}
-        files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
-        written = replace(options.out, experiments, says, files)
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"{page.format_lines(board)}\nboard: {written.page.absolute()}\n")
+    check_folder(options.out, options.experiment)
+    studies = [*_read_reports(options.reports), *_read_stores(options)]
+    if not studies:
+        raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
+    _refuse_equal(studies)
+    board = make_board(make_columns(studies))
+    if not board.lines:
+        raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
+    contents = {BOARD: to_csv(make_table(board)), PAGE: render(board)}
+    experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
+    metadata = {"simulated": any(column.measured.stamp for column in board.columns)}
+    files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
+    written = replace(options.out, experiments, metadata, files)
+    sys.stdout.write(f"{format_lines(board)}\nboard: {written.page.absolute()}\n")
     return 0
 
 
@@ -63,7 +86,7 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot read {folder / CASES}: {why}; {instead}") from error
         try:
-            for study in outcomes.from_json(text):
+            for study in from_json(text):
                 yield str(folder), study
         except ConfigError as error:
             raise ConfigError(f"cannot use {folder / CASES}: {error}; write this report again") from error
@@ -92,10 +115,8 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
         raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
-    for study in studies:
-        cells = make_cells(study)
-        comparisons = verdicts.verdicts(cells)
-        yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
+    for measured in map(EvaluatedStudy, studies):
+        yield from summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
 
 
 def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
@@ -117,6 +138,204 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
         if all(names[which] != word for names in same):
             return f"{device}, {word}" if same else device
     return ", ".join(filter(None, (device, *distinctions[:2])))
+
+
+def render(board: Board) -> str:
+    """Render the HTML of the page, which loads no other files and runs no scripts."""
+    text = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            title=TITLE,
+            colours=[(THEME[light], light, dark) for light, dark in COLOURS],
+            stamps=stamps(board),
+            agreed=describe_agreement(board),
+            won=describe_winners(board),
+            common=board.common,
+            columns=board.columns,
+            cases=[
+                (case, [(line.degree, *board.judge(line), _list_cells(line, board)) for line in lines])
+                for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+            ],
+            note=NOTE,
+            described=[(column, _describe_column(column)) for column in board.columns],
+        )
+    )
+    return strip_forbidden(text)
+
+
+def describe_agreement(board: Board) -> str:
+    """Return a sentence on the agreement of the columns."""
+    compared = Counter(agreement for agreement, _ in map(board.judge, board.lines))
+    del compared[Agreement.ALONE]
+    if not compared:
+        return "No case has verdicts in several columns."
+    in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
+    parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
+    return f"Of {format_count(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
+
+
+def describe_winners(board: Board) -> list[str]:
+    """Return a sentence on the best modes of each column."""
+    return [_describe_column_winners(place, board) for place in range(len(board.columns))]
+
+
+def _describe_column_winners(place: int, board: Board) -> str:
+    column = board.columns[place]
+    outcomes = [line.members[place] for line in board.lines if place in line.members]
+    together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
+    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in together]
+    wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
+    which = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
+    if not together:
+        return f"{which}: no case with several jobs has modes to compare."
+    parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
+    undecided = len(together) - wins.total()
+    parts += [f"there is no verdict in {undecided}"] if undecided else []
+    return f"{which}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
+
+
+def stamps(board: Board) -> list[str]:
+    """Return the stamps of all columns, such as `simulated`."""
+    return sorted({column.measured.stamp for column in board.columns if column.measured.stamp})
+
+
+def format_lines(board: Board) -> str:
+    """Return the board for a terminal: its columns, then one line for each case."""
+    heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
+    rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
+    for line in board.lines:
+        agreement, reason = board.judge(line)
+        cells = [_brief(line, number) for number in range(len(board.columns))]
+        rows.append(
+            [line.label, str(line.degree), *cells, f"{agreement.value}: {reason}" if reason else agreement.value]
+        )
+    left_aligned = {0, *range(2, len(board.columns) + 3)}
+    return "\n".join(
+        [*heads, "", *align_table(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
+    )
+
+
+def _brief(line: MatchedCase[Outcome], number: int) -> str:
+    """Return `MPS 6.80 (6.44 to 7.29)`; a `*` means that the settings differ."""
+    if (outcome := line.members.get(number)) is None:
+        return MISSING
+    text = f"{'/'.join(outcome.tied)} {_gain(outcome)}" if outcome.tied else "; ".join(outcome.endings) or MISSING
+    return f"{text} *" if line.differs[number] else text
+
+
+def make_table(board: Board) -> Table:
+    """Return the board as a table with one row for each case and column, and with numbers in full."""
+    rows: list[Values] = []
+    for line in board.lines:
+        agreement, reason = board.judge(line)
+        line_values = (line.label, line.degree, line.consists or None, agreement.value, reason or None)
+        for number, outcome in line.members.items():
+            column, study = board.columns[number], board.columns[number].measured
+            facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
+            column_values = (f"{column.mark} {column.name}", *facts)
+            rows.append((*line_values, *column_values, *_list_outcome(outcome, line.differs[number])))
+    line_heads = ("case", "jobs", "mix", "verdicts", "why")
+    column_heads = ("column", "study", "device", "stamp", "GPUs")
+    heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
+    energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
+    ratios = ("speed-up over the best step mode alone", "energy over serial", "energy over the best step mode alone")
+    ratio_heads = [head for ratio in ratios for head in (ratio, f"{ratio}: verdict")]
+    last = ("compared modes", "no figure", "settings differ", "settings")
+    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
+    columns = (*line_heads, *column_heads, *heads, *energy_heads, *ratio_heads, *last)
+    return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
+
+
+def _list_outcome(outcome: Outcome, differs: str) -> Values:
+    settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
+    energy = outcome.energy_of_serial
+    return (
+        *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
+        *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
+        *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *_list_comparison(outcome.find_comparison("speed", is_best_solo=True)),
+        *_list_comparison(outcome.find_comparison("energy", is_best_solo=False)),
+        *_list_comparison(outcome.find_comparison("energy", is_best_solo=True)),
+        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, differs or None, settings),
+    )
+
+
+def _list_comparison(comparison: Comparison | None) -> Values:
+    return (None, None) if comparison is None else (comparison.ratio.median, comparison.verdict)
+
+
+def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[dict[str, Any] | None]:
+    return [
+        _format_cell(line.members[number], line.differs[number]) if number in line.members else None
+        for number in range(len(board.columns))
+    ]
+
+
+def _format_cell(outcome: Outcome, differs: str) -> dict[str, Any]:
+    energy, serial = _energy(outcome)
+    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
+    title, unit = _measure(outcome)
+    blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
+    notes = list(outcome.endings)
+    if len(outcome.kinds) == 1:
+        notes.insert(0, "the only mode with a figure")
+    if len(outcome.tied) > 1:
+        notes.insert(0, "no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
+    return {
+        "tied": [(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
+        "notes": notes,
+        "differs": differs,
+        "gain": _gain(outcome),
+        "over_best": _over_best_solo(outcome, "speed"),
+        "energy_over_best": _over_best_solo(outcome, "energy"),
+        "blocks": f"{title}, {blocks}" if unit else blocks,
+        "energy": energy,
+        "serial": serial,
+    }
+
+
+def _gain(outcome: Outcome) -> str:
+    """Return `6.80 (6.44 to 7.29)`, followed by the unit unless the figure is a ratio."""
+    _, unit = _measure(outcome)
+    return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
+
+
+def _over_best_solo(outcome: Outcome, quantity: str) -> str:
+    """Return `1.36 (1.34 to 1.38) x CUDA graph alone`; empty if several step modes were not measured alone."""
+    comparison = outcome.find_comparison(quantity, is_best_solo=True)
+    if comparison is None:
+        return ""
+    return f"{comparison.ratio.median:.2f}{interval_in_words(comparison.ratio, '.2f')} x {comparison.against}"
+
+
+def _measure(outcome: Outcome) -> tuple[str, str]:
+    title, _, unit = outcome.measure.partition(" (")
+    return title, unit.removesuffix(")")
+
+
+def _energy(outcome: Outcome) -> tuple[str, str]:
+    """Return `4.56 mJ/sample` and, for comparison, `14.8 one at a time`."""
+    if outcome.energy is None:
+        return MISSING, ""
+    median, serial = outcome.energy.median, outcome.energy_of_serial
+    scale, prefix = choose_prefix([median])
+    is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
+    beside = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
+    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", beside
+
+
+def _short(value: float) -> str:
+    """Round to three digits; numbers of 1000 or more, which would get an exponent, to a whole number."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def _describe_column(column: Column) -> list[str]:
+    study = column.measured
+    gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
+    stamp = f"{study.stamp}, no measurement of a real GPU" if study.stamp else ""
+    about = filter(None, (stamp, f"experiment {study.experiment}", f"{gpus}, {blocks}", study.host))
+    return [*about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]
 
 
 def _parser() -> argparse.ArgumentParser:

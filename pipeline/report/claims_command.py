@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,22 +16,24 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.record.store import bundle
 from pipeline.report.evaluate import paper
-from pipeline.report.evaluate.claimed_figures import (
-    EvaluatedStudy,
-    NoFigureError,
-    evaluate_study,
-    find_cell,
-    find_estimate,
-    format_combination,
-    format_estimate,
-    format_figure,
+from pipeline.report.evaluate.selector import EvaluatedStudy, NoFigureError
+from pipeline.report.page.claims import (
+    FOLDER,
+    PATTERN,
+    CheckedClaim,
+    Claim,
+    Claims,
+    Query,
+    Show,
+    find_difference,
+    find_files,
+    find_unclaimed,
+    read_claims,
+    write_numbers,
 )
-from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.page.table_format import Table, round_value
 from pipeline.report.read import rows
-from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, Query, Show, find_files, read_claims
 from pipeline.report.read.stressor_counters import add_counters
 
 COMMAND = "claims"
@@ -42,18 +43,14 @@ _HOLDS, _FAILS = "holds", "does not hold"
 def main(argv: Sequence[str]) -> int:
     """Print for each claim whether it holds; return 1 if one does not, 2 for a broken file of claims."""
     options = _parser().parse_args(argv)
-    try:
-        claims = read_claims(options.files or find_files(options.folder))
-        if options.reproduced:
-            lines = compare_reproduction(claims, options.folder, options.reproduced)
-        else:
-            checked = check_claims(claims, options.folder)
-            if options.write:
-                _write_pages(checked, options.folder)
-            lines = list(list_checks(claims, checked, options.folder))
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    claims = read_claims(options.files or find_files(options.folder))
+    if options.reproduced:
+        lines = compare_reproduction(claims, options.folder, options.reproduced)
+    else:
+        checked = check_claims(claims, options.folder)
+        if options.write:
+            _write_pages(checked, options.folder)
+        lines = list(list_checks(claims, checked, options.folder))
     num_failed = sum(bool(problem) for _, problem in lines)
     for words, problem in lines:
         sys.stdout.write(f"{_FAILS if problem else _HOLDS}: {words}{f' ({problem})' if problem else ''}\n")
@@ -108,13 +105,13 @@ def compare_reproduction(claims: Claims, folder: Path, file: Path) -> list[tuple
 
 def _compare_figures(query: Query, reproduced: EvaluatedStudy, published: EvaluatedStudy) -> tuple[str, str]:
     try:
-        new, old = (find_estimate(query, study).median for study in (reproduced, published))
+        new, old = (query.find_estimate(study).median for study in (reproduced, published))
     except NoFigureError as error:
         return query.quantity, str(error)
     assert query.tolerance is not None
     words = f"{round_value(new)}, published {round_value(old)}, tolerance {100 * query.tolerance:g} %"
     if query.quantity == SPEEDUP:
-        measured, cell = (find_cell(query, study) for study in (reproduced, published))
+        measured, cell = (query.find_cell(study.cells) for study in (reproduced, published))
         if cell.depends_on_host and not cell.shares_host(measured):
             return words, "a speed-up over serial holds for one host; remove the tolerance"
     return words, "" if abs(new - old) <= query.tolerance * abs(old) else "beyond the tolerance"
@@ -135,28 +132,10 @@ def _check(claim: Claim, folder: Path) -> CheckedClaim:
 
 def _format(query: Query, folder: Path) -> str:
     if query.of:
-        return format_combination(query, [float(_format(part, folder)) for part in query.of])
+        return query.format_combination([float(_format(part, folder)) for part in query.of])
     if query.table:
-        return format_value(query, _make_tables(folder / query.bundle))
-    return format_figure(query, _evaluate(*(folder / name for name in query.bundle.split())))
-
-
-def format_value(query: Query, tables: Sequence[Table]) -> str:
-    """Return the text of a query from its table; the columns after that of an estimate have the ends of its interval.
-
-    Raises:
-        NoFigureError: no row of the table, or several, have the texts `row` and a value of the quantity.
-    """
-    hits = [table for table in tables if table.name == query.table and query.quantity in table.columns]
-    rows = [(table, row) for table in hits for row in table.rows if not Counter(query.row) - Counter(map(str, row))]
-    values = [value for table, row in rows for value in (*row, None, None)[table.columns.index(query.quantity) :][:3]]
-    if len(rows) != 1 or values[0] is None:
-        columns = {table.name: table.columns for table in tables}
-        raise NoFigureError(f"{len(rows)} rows of {query.table} have {query.row}, {query.quantity}; tables: {columns}")
-    if isinstance(values[0], str):
-        return values[0]
-    low, high = (value if isinstance(value, int | float) else None for value in values[1:])
-    return format_estimate(query, Estimate(median=values[0], low=low, high=high, n=1))
+        return query.format_value(_make_tables(folder / query.bundle))
+    return query.format_figure(_evaluate(*(folder / name for name in query.bundle.split())))
 
 
 @functools.cache
@@ -172,7 +151,7 @@ def _evaluate(*files: Path) -> EvaluatedStudy:
         if not file.is_file():
             raise ConfigError(f"{file} does not exist; export the study again")
     experiment, _ = bundle.load_runs(files[0].absolute())
-    return evaluate_study(rows.read(files, experiment, pools_hosts=len(files) > 1))
+    return EvaluatedStudy(rows.read(files, experiment, pools_hosts=len(files) > 1))
 
 
 def _read_page(file: Path) -> str | None:

@@ -6,34 +6,40 @@ The exit status is 0 if nothing is slower by more than the tolerance, 1 if somet
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
-import logging
+import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.base.system.words import format_count, list_first
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import align_table, format_count, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
 from pipeline.record.store.store_access import open_named
-from pipeline.report.evaluate.comparison import StudyComparison, compare
-from pipeline.report.evaluate.statistics import MARGIN
-from pipeline.report.evaluate.study_differences import (
+from pipeline.report.evaluate.comparison import (
+    CaseChange,
+    Change,
+    Difference,
+    StudyComparison,
+    compare,
     compare_environments,
     list_differences,
     list_setting_differences,
 )
-from pipeline.report.page import comparison_table
-from pipeline.report.page.comparison_table import ComparedReference, ComparedStudy
-from pipeline.report.page.table_format import to_csv
+from pipeline.report.evaluate.contrasts import Quantity
+from pipeline.report.evaluate.statistics import CONFIDENCE, DRIFT_BLOCKS, MARGIN, Estimate
+from pipeline.report.page.table_format import MISSING, Table, Values, format_value, list_ends, to_csv
 from pipeline.report.publish import MANIFEST
 from pipeline.report.read import rows
-from pipeline.report.read.choice import DEVICE, STUDY, Choice
+from pipeline.report.read.selection import DEVICE, STUDY, Choice
 from pipeline.report.read.stores import find_stores
 from pipeline.report.read.study_records import Study
 
@@ -43,6 +49,21 @@ _SUFFIXES = (".csv", ".md", ".json")
 _MOST_NAMED = 3
 _NO_EXPERIMENT = "Default"
 """The experiment that MLflow creates in every store."""
+_FORMAT = 1
+_SIMULATED = "Both studies are simulated: no measurement of a real GPU."
+_NOTE = (
+    "Medians over blocks. Ratio: speed of the newest study over that of the reference (above 1 is faster), or energy "
+    f"over energy; {100 * CONFIDENCE:.0f} % interval of Welch's t test on logarithms. Verdicts are corrected over all "
+    "rows; a verdict needs a ratio beyond the tolerance and p < 0.05 after the correction."
+)
+_GAINS = ("over serial", "over best alone")
+_LEFT = {0, 2, 3, 6, 7, 8, 9, 10}
+"""Columns that are aligned to the left."""
+_LEGEND = (
+    "ratio: after / before with its 95 % interval; for speed, above 1 is faster. drifts: the blocks scatter like those "
+    f"of jobs that wait for the host, so {DRIFT_BLOCKS} blocks count as one. by ...: this ratio decides, because the "
+    "drift cancels in it. N blocks: about as many in each study would give a verdict."
+)
 
 
 @dataclass(slots=True)
@@ -90,34 +111,58 @@ class Tolerances:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedStudy:
+    """A compared study: its place, its experiment and its size."""
+
+    source: str
+    experiment: str
+    devices: tuple[str, ...]
+    num_blocks: int
+    is_simulated: bool
+
+    @property
+    def words(self) -> str:
+        """The study in words: `robroek_quick of study.tar.xz: NVIDIA H200, 5 blocks`."""
+        simulated = ", simulated" if self.is_simulated else ""
+        devices, blocks = " and ".join(self.devices), format_count(self.num_blocks, "block")
+        return f"{self.experiment} of {self.source}: {devices}, {blocks}{simulated}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedReference:
+    """A reference with its comparison; `packages` and `settings` are the other differences, in words."""
+
+    study: ComparedStudy
+    differences: tuple[Difference, ...]
+    packages: str
+    settings: tuple[str, ...]
+    comparison: StudyComparison
+
+
 def main(argv: Sequence[str]) -> int:
     """Compare a study with its references and print the comparison; return the exit status."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    try:
-        tolerances = Tolerances.parse(options.tolerance)
-        if options.out is not None and options.out.suffix not in _SUFFIXES:
-            raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
-        studies = _read_studies(options)
-        newest_source, newest = studies[-1]
-        references = _choose_references(studies[:-1], newest_source, newest)
-        comparisons = compare([study for _, study in references], newest, tolerances.find)
-        for (source, _), comparison in zip(references, comparisons, strict=True):
-            _check_cases(source, newest_source, comparison, allows_missing=options.allow_missing)
-        tolerances.check()
-        compared = [
-            _describe(source, study, newest, comparison)
-            for (source, study), comparison in zip(references, comparisons, strict=True)
-        ]
-        described = _describe_study(newest_source, newest)
-        if options.out is not None:
-            _write(options.out, described, compared)
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    form = comparison_table.to_json if options.json else comparison_table.format_lines
-    sys.stdout.write(form(described, compared).rstrip("\n") + "\n")
-    return int(comparison_table.count_regressions(compared) > 0)
+    tolerances = Tolerances.parse(options.tolerance)
+    if options.out is not None and options.out.suffix not in _SUFFIXES:
+        raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
+    studies = _read_studies(options)
+    newest_source, newest = studies[-1]
+    references = _choose_references(studies[:-1], newest_source, newest)
+    comparisons = compare([study for _, study in references], newest, tolerances.find)
+    for (source, _), comparison in zip(references, comparisons, strict=True):
+        _check_cases(source, newest_source, comparison, allows_missing=options.allow_missing)
+    tolerances.check()
+    compared = [
+        _describe(source, study, newest, comparison)
+        for (source, study), comparison in zip(references, comparisons, strict=True)
+    ]
+    described = _describe_study(newest_source, newest)
+    if options.out is not None:
+        _write(options.out, described, compared)
+    text = _to_json(described, compared) if options.json else _to_text(described, compared)
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    return _find_status(compared)
 
 
 def _read_studies(options: argparse.Namespace) -> list[tuple[str, Study]]:
@@ -227,15 +272,181 @@ def _describe_study(source: str, study: Study) -> ComparedStudy:
 
 def _write(file: Path, newest: ComparedStudy, references: Sequence[ComparedReference]) -> None:
     if file.suffix == ".csv":
-        text = to_csv(comparison_table.make_table(newest, references))
+        text = to_csv(_make_table(newest, references))
     elif file.suffix == ".md":
-        text = comparison_table.to_markdown(newest, references)
+        text = _to_markdown(newest, references)
     else:
-        text = comparison_table.to_json(newest, references)
+        text = _to_json(newest, references)
     try:
         file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"could not write {file}: {error.strerror}; choose another file with {_OUT}") from error
+
+
+def _find_status(references: Sequence[ComparedReference]) -> int:
+    """Return the exit status: 1 if a case is slower, or fails, in the newest study."""
+    changes = (change for reference in references for change in reference.comparison.changes)
+    return int(any(change.change.is_regression for change in changes))
+
+
+def _to_text(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
+    """Return the comparison for a terminal: for each reference the differences, then the cases."""
+    parts = []
+    for reference in references:
+        lines = [f"before: {reference.study.words}", f"after:  {newest.words}"]
+        lines += [_SIMULATED] if newest.is_simulated else []
+        lines += ["", "Differences:", *(f"  {line}" for line in _list_differences(reference))]
+        for table in _list_tables(reference):
+            lines += ["", *align_table(table, _LEFT)]
+        lines += ["", *absent] if (absent := _list_absent(reference.comparison)) else []
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, _LEGEND, _summarize(references)])
+
+
+def _to_markdown(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
+    lines = []
+    for reference in references:
+        lines += [f"## {newest.experiment}: before and after", ""]
+        lines += [f"- before: {reference.study.words}", f"- after: {newest.words}", ""]
+        lines += [f"**{_SIMULATED}**", ""] if newest.is_simulated else []
+        lines += ["Differences:", "", *(f"- {line}" for line in _list_differences(reference)), ""]
+        for heads, *cases in _list_tables(reference):
+            lines += [_format_row(heads), "|---" * len(heads) + "|", *map(_format_row, cases), ""]
+        lines += [*(f"- {line}" for line in _list_absent(reference.comparison)), ""]
+    return "\n".join([*lines, *_summarize(references).splitlines(), "", _LEGEND]) + "\n"
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _list_tables(reference: ComparedReference) -> list[list[list[str]]]:
+    """Return the table of speeds, and that of energies, each with its headings as the first row."""
+    tables = []
+    for quantity in Quantity:
+        rows = [_brief(change) for change in reference.comparison.changes if change.quantity is quantity]
+        gains = _GAINS if quantity is Quantity.SPEED else ()
+        heads = [quantity.value, "jobs", "mode", "measure", "before", "after", "ratio", "verdict", *gains, "note"]
+        tables += [[heads, *rows]] if rows else []
+    return tables
+
+
+def _list_differences(reference: ComparedReference) -> list[str]:
+    lines = [f"{fact.name}: {fact.before} before, {fact.after} after" for fact in reference.differences]
+    lines += [f"packages: {reference.packages}"] if reference.packages else []
+    lines += [f"settings: {words}" for words in reference.settings]
+    return lines or ["none in the recorded machines, software and settings"]
+
+
+def _list_absent(comparison: StudyComparison) -> list[str]:
+    return [f"only before: {name}" for name in comparison.missing] + [
+        f"only after: {name}" for name in comparison.added
+    ]
+
+
+def _brief(change: CaseChange) -> list[str]:
+    gains = (
+        _arrow(change.before.over_serial, change.after.over_serial),
+        _arrow(change.before.over_best_solo, change.after.over_best_solo),
+    )
+    return [
+        change.label,
+        str(change.degree),
+        change.mode,
+        _measure(change),
+        _median(change.before.figure),
+        _median(change.after.figure),
+        MISSING if change.ratio is None else _format_ratio(change.ratio),
+        change.change.value,
+        *(gains if change.quantity is Quantity.SPEED else ()),
+        "; ".join(_list_notes(change)),
+    ]
+
+
+def _measure(change: CaseChange) -> str:
+    """Return the unit of a throughput, and the title and unit of another quantity."""
+    if change.unit.endswith("/s"):
+        return change.unit
+    return f"{change.measure} ({change.unit})" if change.unit else change.measure or MISSING
+
+
+def _list_notes(change: CaseChange) -> list[str]:
+    notes = [change.note] if change.note else []
+    if change.decided_by_ratio is not None:
+        notes.append(f"by {change.decided_by}: {_format_ratio(change.decided_by_ratio)}")
+    elif change.is_drifting:
+        notes.append("drifts")
+    return [*notes, f"{change.blocks_needed} blocks"] if change.blocks_needed is not None else notes
+
+
+def _median(estimate: Estimate | None) -> str:
+    return MISSING if estimate is None else format_value(estimate.median)
+
+
+def _arrow(before: Estimate | None, after: Estimate | None) -> str:
+    return "" if before is None and after is None else f"{_median(before)} -> {_median(after)}"
+
+
+def _format_ratio(ratio: Estimate) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.median:.3f}"
+    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _summarize(references: Sequence[ComparedReference]) -> str:
+    changes = [change for reference in references for change in reference.comparison.changes]
+    sentences = []
+    for quantity in Quantity:
+        counts = Counter(change.change for change in changes if change.quantity is quantity)
+        if counts:
+            parts = ", ".join(f"{change.value} {counts[change]}" for change in Change if counts[change])
+            sentences.append(f"{quantity.value}, {format_count(counts.total(), 'case')}: {parts}")
+    worse = [change.name for change in changes if change.change.is_regression]
+    sentences += [f"slower or failing: {'; '.join(dict.fromkeys(worse))}"] if worse else []
+    return "\n".join(sentences)
+
+
+def _make_table(newest: ComparedStudy, references: Sequence[ComparedReference]) -> Table:
+    """Return the comparison as a table with a row for each case, and with numbers in full."""
+    rows = [
+        (reference.study.source, *_list_change(change))
+        for reference in references
+        for change in reference.comparison.changes
+    ]
+    figures = ("figure", "low", "high", "blocks", "over serial", "over best step mode")
+    columns = (
+        *("reference", "case", "jobs", "mix", "mode", "quantity", "measure", "unit"),
+        *(f"{side}: {figure}" for side in ("before", "after") for figure in figures),
+        *("ratio", "ratio: low", "ratio: high", "decided by", "decided by: ratio", "decided by: low"),
+        *("decided by: high", "drifts", "tolerance (%)", "p", "verdict", "blocks needed", "note", "settings differ"),
+    )
+    stamp = f"{_SIMULATED} " if newest.is_simulated else ""
+    return Table("comparison", f"{newest.experiment}: before and after", columns, tuple(rows), stamp + _NOTE)
+
+
+def _list_change(change: CaseChange) -> Values:
+    figures: Values = ()
+    for side in (change.before, change.after):
+        gains = (gain.median if gain else None for gain in (side.over_serial, side.over_best_solo))
+        figures += (*list_ends(side.figure), side.num_blocks, *gains)
+    return (
+        *(change.label, change.degree, change.consists or None, change.mode, change.quantity.value),
+        *(change.measure or None, change.unit or None, *figures, *list_ends(change.ratio)),
+        *(change.decided_by or None, *list_ends(change.decided_by_ratio), "yes" if change.is_drifting else "no"),
+        *(100 * change.tolerance, change.p_adjusted, change.change.value, change.blocks_needed),
+        *(change.note or None, change.differs or None),
+    )
+
+
+def _to_json(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
+    """Return the comparison as JSON; `status` is the exit status of the command."""
+    facts: dict[str, Any] = {
+        "format": _FORMAT,
+        "status": _find_status(references),
+        "newest": dataclasses.asdict(newest),
+        "references": [dataclasses.asdict(reference) for reference in references],
+    }
+    return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.links import make_run_link
 from pipeline.record.store.store_access import open_named
 from pipeline.record.store.upload import log_files
-from pipeline.report.evaluate import outcomes
+from pipeline.report.evaluate.study_board import summarize_devices, to_json
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex
 from pipeline.report.read.study_records import Study
@@ -128,8 +128,8 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     for table in content.tables:
         yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
         yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")
-    studies = outcomes.summarize_devices(content.study, content.cells, content.verdicts, content.winners)
-    yield CASES, outcomes.to_json(studies).encode()
+    studies = summarize_devices(content.study, content.cells, content.verdicts, content.winners)
+    yield CASES, to_json(studies).encode()
     yield PAGE, render(content).encode("utf-8")
 
 

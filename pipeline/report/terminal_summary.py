@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
-from pipeline.report.evaluate import other_gpus
+from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import label_cases, make_cells
-from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.pairs import Quantity
-from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
-from pipeline.report.evaluate.verdicts import Verdict, Winner, describe_details, verdicts, winners
+from pipeline.report.evaluate.contrasts import Contrast, Quantity, compare_modes
+from pipeline.report.evaluate.services import compare_services, describe_mix
+from pipeline.report.evaluate.stressors import describe_effects, list_effects
+from pipeline.report.evaluate.verdicts import Winner, describe_details, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
 
@@ -38,18 +38,18 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
     study = make_study_of_results(experiment, rows)
     cells = make_cells(study)
-    comparisons = verdicts(cells)
+    comparisons = compare_modes(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
     # The table of groups prints why the other comparisons have no ratio.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
     by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
     sentences = [" ".join(filter(None, _sentences(best.get(place), members))) for place, members in by_case.items()]
-    mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
-    sentences += [describe_mix(shares) for shares in mixes.values()]
+    mixes = group_by(compare_services(cells), lambda pair: (pair.case, pair.mode))
+    sentences += [describe_mix(pairs) for pairs in mixes.values()]
     simulated = " (simulated)" if study.is_simulated else ""
     sentences += [f"{clause}{simulated}." for clause in describe_effects(list_effects(study, cells))]
     sentences += format_frameworks(study)
-    sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
+    sentences += effects.summarize_other_gpus(effects.compare_other_gpus(study, cells))
     cases = label_cases(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
     of_place = {((cell.case, cell.degree), cell.mode): cell for cell in cells}
@@ -67,7 +67,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     return StudySummary(frozenset(fastest), notes, tuple(sentences))
 
 
-def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
+def _sentences(winner: Winner | None, comparisons: Sequence[Contrast]) -> list[str]:
     by_quantity = group_by(comparisons, lambda verdict: verdict.quantity)
     if winner is None:  # no baseline, or services at a given rate
         return [verdict.sentence for verdict in by_quantity.get(Quantity.SPEED, comparisons)]

@@ -276,7 +276,7 @@ ADDED = {
         {
             "pipeline/report/figures/catalogue.py": {
                 "from pipeline.report.figures import ": "from pipeline.report.figures import census\n",
-                "over_time)": "census, ",
+                "    over_time.sketches,": "    census.sketches,\n",
             }
         },
     ),

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import report as scale
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.report.evaluate.verdicts import Decision
+from pipeline.report.evaluate.contrasts import Decision
 
 pytestmark = pytest.mark.covers("docs/notebooks")
 

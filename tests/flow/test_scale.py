@@ -13,7 +13,8 @@ from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import read_overview
-from pipeline.report.evaluate import other_gpus
+from pipeline.report.evaluate import effects
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
@@ -174,7 +175,8 @@ def test_a_shard_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path
     found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert found.num_planned == len(found.rows) == 4
     assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
-    assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.compare_company(found)] == [
+    kept = effects.compare_other_gpus(found, make_cells(found))
+    assert [(pair.mode, effects.count_other_gpus(pair), pair.num_blocks) for pair in kept] == [
         ("serial", 1, 1),
         ("naive", 1, 1),
     ]

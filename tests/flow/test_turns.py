@@ -10,7 +10,7 @@ from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.domain.turns import parse_turns
 from pipeline.report.__main__ import main
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.stressor_effects import list_effects
+from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.read import rows
 from pipeline.report.read.stressor_counters import choose_rows, read_counters
 from tests.support.run_cases import groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.base.domain.group_names import list_program_params
@@ -12,6 +13,11 @@ from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
+from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import winners
+from pipeline.report.page.study_tables import make_tables
+from pipeline.report.page.table_format import Table
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -196,3 +202,12 @@ def collocation_study(num_blocks: int = 5, noise: float = 0.01, seed: int = 1) -
         lmmsss = tuple(job(i, params(NAMES[s]), None, size=s) for i, s in enumerate("LMSSS"))
         add("mig", lmmsss, result=Result.SKIPPED, reason="no partition of this GPU holds 3g+2g+1g+1g+1g")
     return rows
+
+
+def table_of(name: str, measured: Study | Sequence[Cell]) -> Table:
+    """Return a table of the report of a study, or of some of its cells; a table without rows if the report has none."""
+    cells = make_cells(measured) if isinstance(measured, Study) else measured
+    pairs = compare_modes(cells)
+    source = measured if isinstance(measured, Study) else study()
+    tables = make_tables(source, cells, pairs, winners(cells, pairs), ())
+    return next((table for table in tables if table.name == name), Table(name, "", (), ()))

@@ -22,9 +22,15 @@ from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import schedule
 from pipeline.report import publish
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.pair_inputs import collect_inputs, normalise_model
-from pipeline.report.evaluate.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
-from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.predictions import (
+    PairError,
+    PairPrediction,
+    Predicted,
+    collect_inputs,
+    normalise_model,
+    predict_pairs,
+)
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import make_content
@@ -86,7 +92,7 @@ def answer_advice(study: Study) -> CommandAnswer:
         ConfigError: the study has no group of several jobs.
     """
     cells = make_cells(study)
-    advices = advise(cells, verdicts(cells))
+    advices = advise(cells, compare_modes(cells))
     if not advices:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "

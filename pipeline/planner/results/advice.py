@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
@@ -18,20 +17,18 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, judge
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, P99_LATENCY
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
     MIN_GPUS,
     Estimate,
-    Test,
     blocks_needed,
     compare_pairs,
-    correct_p_values,
     interval_in_words,
     times_in_words,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decide, find_slower_pairs
+from pipeline.report.evaluate.verdicts import find_slower_pairs
 from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
 from pipeline.report.page.table_format import format_estimate
 
@@ -84,51 +81,51 @@ class Advice:
     blocks_needed: int | None = None
 
 
-class _Compared(NamedTuple):
-    """The comparison of the best mode with another mode."""
-
-    decision: Decision
-    ratio: Estimate
-    num_blocks: int
-    num_gpus: int
-    blocks_needed: int | None
-
-
 @dataclass(slots=True)
 class _Place:
     """A case at a degree.
 
     Attributes:
         candidates: cells that can be recommended, the best first.
-        compared: comparisons of the best candidate with each other candidate, by mode.
+        compared: contrasts of the best candidate with each other candidate, by mode.
     """
 
     cells: Sequence[Cell]
     aim: Aim | None
     candidates: list[Cell]
     not_considered: list[str]
-    compared: dict[str, _Compared] = field(default_factory=dict)
+    compared: dict[str, Contrast] = field(default_factory=dict)
+
+    def find_ratio(self, mode: str) -> Estimate:
+        """Return the speed of the best candidate over that of another one."""
+        ratio = self.compared[mode].ratio
+        assert ratio is not None
+        return ratio
 
 
-def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
+def advise(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Advice]:
     """Return advice for each case of several jobs at each degree, in the order of the cells of a study.
 
     Pairs of modes for which the report has no verdict, such as MIG and MPS with limits, are compared here.
     """
-    verdicts_at: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
+    verdicts_at: dict[tuple[Case, int], list[Contrast]] = defaultdict(list)
     for verdict in verdicts:
         verdicts_at[verdict.case, verdict.degree].append(verdict)
     places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
-    tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
+    tested: list[tuple[_Place, Contrast]] = []
     for key, place in places.items():
         slower_pairs = find_slower_pairs(verdicts_at[key])
         for other in place.candidates[1:]:
-            if (known := _find_verdict(place, other, verdicts_at[key])) is not None:
-                is_slower = (other.mode, place.candidates[0].mode) in slower_pairs
-                place.compared[other.mode] = known._replace(decision=Decision.BETTER) if is_slower else known
+            best = place.candidates[0]
+            if (reported := _find_verdict(place, other, verdicts_at[key])) is not None:
+                is_slower = (other.mode, best.mode) in slower_pairs
+                place.compared[other.mode] = replace(reported, decision=Decision.BETTER) if is_slower else reported
             elif by_block := _compare_speed(place, other):
-                test = compare_pairs(select_independent(by_block, place.candidates[0].gpus))
-                tested.append((place, other, by_block, test))
+                test = compare_pairs(select_independent(by_block, best.gpus))
+                pair = Contrast(
+                    cell=best, against=other.mode, ratios=by_block, ratio=test.ratio, other=other, test=test
+                )
+                tested.append((place, pair))
     _compare(tested)
     advices = {key: _advice(place) for key, place in places.items()}
     kinds = {(cell.case, cell.degree, cell.mode): cell.sharing.label for cell in cells}
@@ -204,40 +201,33 @@ def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
     return speed_ratios(best, other, best.speed)[0]
 
 
-def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
+def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Contrast]) -> Contrast | None:
+    """Return the contrast of the best candidate with another one, from the verdicts of the report."""
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report has no verdicts on mixes with services
         return None
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
     for verdict in verdicts:
-        facts = (verdict.num_blocks, verdict.num_gpus, verdict.blocks_needed)
         if verdict.ratio is None or verdict.quantity is not Quantity.SPEED:
             continue
         if (verdict.mode, verdict.against) == (best, other.mode):
-            return _Compared(verdict.decision, verdict.ratio, *facts)
+            return verdict
         if (verdict.mode, verdict.against) == (other.mode, best):
-            return _Compared(opposite.get(verdict.decision, verdict.decision), _inverse(verdict.ratio), *facts)
+            decision = opposite.get(verdict.decision, verdict.decision)
+            return replace(verdict, ratio=_inverse(verdict.ratio), decision=decision)
     return None
 
 
-def _compare(tested: Sequence[tuple[_Place, Cell, Mapping[int, float], Test]]) -> None:
+def _compare(tested: Sequence[tuple[_Place, Contrast]]) -> None:
     """Decide the pairs of modes without a verdict, with a separate p-value correction."""
-    facts = [(len({place.candidates[0].gpus.get(b) for b in by_block}), test) for place, _, by_block, test in tested]
-    enough = [
-        number
-        for number, (num_gpus, test) in enumerate(facts)
-        if test.ratio.n >= (MIN_BLOCKS if num_gpus == 1 else MIN_GPUS)
-    ]
-    decisions: dict[int, Decision] = {}
-    if enough:
-        tests = [facts[number][1] for number in enough]
-        p_values = correct_p_values([t.p_different for t in tests], [t.p_equal for t in tests])  # type: ignore[arg-type]
-        decisions = dict(zip(enough, decide([test.ratio.median for test in tests], *p_values), strict=True))
-    for number, (place, other, by_block, test) in enumerate(tested):
-        decision = decisions.get(number, Decision.NO_VERDICT)
-        is_open = decision is Decision.NO_VERDICT and facts[number][0] == 1
-        needed = blocks_needed(test, len(tested)) if is_open else None
-        place.compared[other.mode] = _Compared(decision, test.ratio, len(by_block), facts[number][0], needed)
+    tests = {pair: pair.test for _, pair in tested if pair.test is not None}
+    enough = [pair for pair, test in tests.items() if test.ratio.n >= (MIN_BLOCKS if pair.num_gpus == 1 else MIN_GPUS)]
+    judged = dict(zip(enough, judge(enough), strict=True))
+    for place, pair in tested:
+        decided = judged.get(pair, pair)
+        is_open = decided.decision is Decision.NO_VERDICT and pair.num_gpus == 1
+        needed = blocks_needed(tests[pair], len(tested)) if is_open else None
+        place.compared[pair.against] = replace(decided, blocks_needed=needed)
 
 
 def _advice(place: _Place) -> Advice:
@@ -285,22 +275,22 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     """Add the reason why no mode is recommended: the first mode that was not separated from the best mode."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
-    known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
-    if not known:
+    compared = [cell.mode for cell in open_ if cell.mode in place.compared]
+    if not compared:
         return replace(advice, because=f"{join_words(names)} have no block in common", undecided=tuple(names))
-    first = known[0]
-    by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
-    if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
+    first, ratio = place.compared[compared[0]], place.find_ratio(compared[0])
+    by = f"{best} is {times_in_words(ratio)} as fast as {open_[0].mode}"
+    if first.num_gpus > 1 and ratio.n < MIN_GPUS:
         reason = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
         reason = f"{format_count(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
         blocks = format_count(first.num_blocks, "block") + describe_gpus(first.num_gpus)
         reason = f"no verdict between {join_words(names)} after {blocks}"
-    beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
+    beaten = [mode for mode, pair in place.compared.items() if pair.decision is Decision.BETTER]
     if beaten:
         by += f"; {best} is better than {join_words(beaten)}"
-    needed = [compared.blocks_needed for compared in known]
+    needed = [place.compared[mode].blocks_needed for mode in compared]
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(
         advice,
@@ -315,7 +305,7 @@ def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell
     assert aim is not None
     rivals = [cell for cell in place.candidates if cell is not chosen]
     second = rivals[0]
-    over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
+    over = place.find_ratio(second.mode) if chosen is best else _inverse(place.find_ratio(chosen.mode))
     alike = [cell.mode for cell in equal if cell is not chosen]
     if alike:
         because = f"as fast as {join_words(alike)} within {MARGIN_IN_WORDS}, and simpler"

@@ -24,8 +24,8 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import GpuGroup, deal_rates, group_gpus
 from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.profile_measurement import batch_key
-from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, Scale
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.metrics import INSTANCE_MEMORY
+from pipeline.report.evaluate.statistics import Estimate, Scale, estimate
 from pipeline.report.page.table_format import Table, format_estimate
 from pipeline.report.read.study_records import JobRow, Row, Study
 

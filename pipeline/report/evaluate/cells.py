@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.marks import merge_notes
-from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
+from pipeline.base.domain.turns import STRESSOR
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
-from pipeline.report.evaluate.host_dependence import HostDependence, invert
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
+    ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
+    EPOCH_TIME_VS_SOLO,
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
     TOTAL_TIME,
     Metric,
-    Scale,
     find_incomplete_percentiles,
     find_sampled_metrics,
     find_work_metrics,
@@ -34,8 +37,11 @@ from pipeline.report.evaluate.metrics import (
 from pipeline.report.evaluate.statistics import (
     DRIFT_BLOCKS,
     Estimate,
+    Scale,
     estimate,
+    follows_host,
     interval_in_words,
+    is_baseline_drifting,
     times_in_words,
 )
 from pipeline.report.read import labels
@@ -73,7 +79,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell(HostDependence):
+class Cell:
     """All blocks of a case at a degree in a sharing mode.
 
     Attributes:
@@ -129,6 +135,12 @@ class Cell(HostDependence):
     def is_ranked(self) -> bool:
         """True if no block ran out of memory, was skipped or computed wrong results."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def has_stressor(self) -> bool:
+        """True if a job or a co-runner of the cell is a stressor."""
+        is_beside = re.search(rf"\b{STRESSOR}\b", self.co_runners) is not None
+        return is_beside or any(params.get("workload") == STRESSOR for params in self.case.params)
 
     @property
     def num_saturated(self) -> int:
@@ -239,10 +251,6 @@ class Cell(HostDependence):
         values = self.values.get(name, {})
         return self.estimate(values, scale, is_drifting=self.has_drifting_baseline(name)) if values else None
 
-    def estimate_speed_ratio(self, by_block: Mapping[int, float]) -> Estimate:
-        """Estimate the speed of this cell over that of another one, of which either may drift with the host."""
-        return self.estimate(by_block, is_drifting=self.is_drifting(by_block, is_symmetric=True))
-
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
         inverse = invert(self.values.get(name, {}))
@@ -253,6 +261,70 @@ class Cell(HostDependence):
         """The result to show: wrong results, else out of memory, else `ok`, else another failure."""
         order = (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED)
         return next((result for result in order if self.results[result]), Result.INTERRUPTED)
+
+    @property
+    def throughput(self) -> str:
+        """The name of the metric for the throughput of all jobs; empty if the jobs have different units."""
+        return work_units.total_of(self.unit) if self.unit else ""
+
+    def has_drifting_baseline(self, name: str) -> bool:
+        """Return whether a quantity is relative to a baseline whose speed drifts (`is_drifting`)."""
+        # A group that waits for the host drifts against a CUDA graph that does not.
+        is_over_best = name in (BEST_SOLO, ENERGY_VS_BEST_SOLO)
+        return self.is_drifting(self.compare_speeds(name), is_symmetric=is_over_best)
+
+    def compare_speeds(self, name: str) -> Mapping[int, float]:
+        """Return the speed over that of the baseline of a quantity, by block; empty for an absolute quantity."""
+        if name in (BEST_SOLO, ENERGY_VS_BEST_SOLO):
+            return self.values.get(BEST_SOLO, {})
+        if name in (MEAN_SLOWDOWN, P99_SLOWDOWN) or (name == ENERGY_VS_ALONE and self.num_given):
+            return invert(self.values.get(MEAN_SLOWDOWN, {}))  # a percentile scatters more than the host
+        if name in (SPEEDUP, ENERGY_VS_ALONE):
+            return self.values.get(SPEEDUP, {})
+        is_slowdown = name.startswith("slowdown_") or name == EPOCH_TIME_VS_SOLO
+        return invert(self.values.get(name, {})) if is_slowdown else {}
+
+    @property
+    def speeds(self) -> Mapping[int, float]:
+        """The speed by block, which follows the host if the jobs wait for it; of services, the inverse latency."""
+        if self.num_given:
+            return {} if self.case.is_mix else invert(self.values.get(MEAN_LATENCY, {}))
+        return self.values.get(self.throughput, {})
+
+    def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
+        """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
+
+        GPUs are independent, so blocks of several GPUs never drift.
+        """
+        speeds = self.speeds
+        blocks = ratios.keys() & speeds.keys()
+        if not blocks or len(set(self.gpus.values())) > 1:
+            return False
+        baselines = [speeds[block] / ratios[block] for block in blocks]
+        return is_baseline_drifting([speeds[block] for block in blocks], baselines, is_symmetric=is_symmetric)
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """True if the blocks ran on several hosts, which differ in their GPUs and boots."""
+        return min(len(self.boots), len(set(self.gpus.values()))) > 1
+
+    def shares_host(self, other: Cell) -> bool:
+        """Return whether blocks of both cells ran on one host."""
+        return bool(self.boots & other.boots or set(self.gpus.values()) & set(other.gpus.values()))
+
+    @property
+    def depends_on_host(self) -> bool:
+        """True if speeds relative to serial hold for this host, because the baseline waits for it."""
+        speeds, by_gpu = self.speeds, defaultdict[str, list[float]](list)
+        for block, ratio in self.compare_speeds(MEAN_SLOWDOWN if self.num_given else SPEEDUP).items():
+            if block in speeds:
+                by_gpu[self.gpus.get(block, "")].append(speeds[block] / ratio)
+        return follows_host(by_gpu.values())
+
+
+def invert(by_block: Mapping[int, float]) -> dict[int, float]:
+    """Return the inverse of each positive figure."""
+    return {block: 1 / value for block, value in by_block.items() if value > 0}
 
 
 def make_cells(study: Study) -> list[Cell]:

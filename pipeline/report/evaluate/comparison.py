@@ -13,19 +13,29 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.package_locks import compare_packages
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, list_first
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, match_cases, select_settings
+from pipeline.report.evaluate.case_matching import (
+    MatchedCase,
+    MeasuredCase,
+    list_programs,
+    match_cases,
+    select_settings,
+)
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics, make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, judge
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
@@ -35,15 +45,23 @@ from pipeline.report.evaluate.metrics import (
     TOTAL_TIME,
     Metric,
 )
-from pipeline.report.evaluate.pairs import Quantity
-from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate, Test
-from pipeline.report.evaluate.verdicts import Decision, decide
+from pipeline.report.evaluate.selector import name_cell
+from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate
 from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.read.environments import read_packages
+from pipeline.report.read.rows import FACTS
 from pipeline.report.read.study_records import Study
 
 _INVERTED = (*TIMES, MEAN_SLOWDOWN, P99_SLOWDOWN)
 """Quantities whose lower value is the faster one."""
+SIDES = ("before", "after")
 _BROKEN = {Result.OOM, Result.WRONG_RESULTS, Result.FAILED, Result.TIMEOUT}
+
+PACKAGES = "packages"
+_NOT_COMPARED = {"command_line", "plan", "seed", "precision_goal_pct"}
+"""Facts that differ between any two studies, or are settings of cases."""
+_NOT_RECORDED = "not recorded"
+_MOST_NAMED = 3
 
 
 class Change(enum.StrEnum):
@@ -65,9 +83,11 @@ class Change(enum.StrEnum):
         return self in (Change.SLOWER, Change.FAILS)
 
 
-_SPEEDS = {Decision.BETTER: Change.FASTER, Decision.WORSE: Change.SLOWER}
-_ENERGIES = {Decision.BETTER: Change.LESS_ENERGY, Decision.WORSE: Change.MORE_ENERGY}
 _OPEN = {Decision.EQUAL: Change.EQUAL, Decision.NO_VERDICT: Change.UNDECIDED}
+_CHANGES = {
+    Quantity.SPEED: {Decision.BETTER: Change.FASTER, Decision.WORSE: Change.SLOWER, **_OPEN},
+    Quantity.ENERGY: {Decision.BETTER: Change.LESS_ENERGY, Decision.WORSE: Change.MORE_ENERGY, **_OPEN},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +141,7 @@ class CaseChange:
     @property
     def name(self) -> str:
         """The case with its number of jobs and its mode: `7 x resnet26 bs32, MPS`."""
-        return name_case(self.label, self.degree, self.consists, self.mode)
+        return name_cell(self.label, self.degree, self.mode, is_mix=bool(self.consists))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,28 +173,31 @@ class Side(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """The tests of two cells.
+    """Two cells of one case and mode, and the contrast of their figures.
 
     Attributes:
-        test: of the figure; `None` if it is missing on a side.
-        gain: name of the quantity that decides instead; empty if the figure decides.
-        lacks: the blocks or GPUs that a verdict lacks, in words.
+        name: name of the compared quantity; empty if nothing is compared.
+        figure: contrast of this quantity; `None` if it is missing on a side.
+        gain: contrast of the quantity that decides instead.
+        change, note: the outcome without a verdict, and its reason.
+        verdict: the deciding contrast with its decision.
     """
 
-    change: CaseChange
-    test: Test | None = None
-    gain: str = ""
-    gain_test: Test | None = None
-    lacks: str = ""
+    case: MatchedCase[MeasuredCells]
+    mode: str
+    tolerance: float
+    quantity: Quantity = Quantity.SPEED
+    name: str = ""
+    figure: Contrast | None = None
+    gain: Contrast | None = None
+    change: Change = Change.NOT_COMPARED
+    note: str = ""
+    verdict: Contrast | None = None
 
     @property
-    def deciding(self) -> Test | None:
-        return self.gain_test if self.gain else self.test
-
-
-def name_case(label: str, degree: int, consists: str, mode: str) -> str:
-    """Return `7 x resnet26 bs32, MPS`; `M+2S, MPS` for a mix."""
-    return f"{label}, {mode}" if consists else f"{degree} x {label}, {mode}"
+    def cells(self) -> tuple[Cell, Cell]:
+        """The cell of the reference, and that of the newest study."""
+        return self.case.members[0].cells[self.mode], self.case.members[1].cells[self.mode]
 
 
 def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str], float]) -> list[StudyComparison]:
@@ -190,17 +213,16 @@ def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str
 
 def compare_sides(references: Sequence[Side], newest: Side, tolerance: Callable[[str], float]) -> list[StudyComparison]:
     """Compare the sides of studies, as `compare` does."""
-    drafts = [_compare_cases(reference, newest, tolerance) for reference in references]
-    pairs = [pair for comparison, _ in drafts for pair in comparison]
-    judged = _judge(pairs)
-    return [
-        dataclasses.replace(sides, changes=tuple(sorted((judged[id(pair)] for pair in comparison), key=_order)))
-        for comparison, sides in drafts
-    ]
-
-
-def _order(change: CaseChange) -> bool:
-    return change.quantity is Quantity.ENERGY
+    drafts = [_pair_studies(reference, newest, tolerance) for reference in references]
+    judged = _judge([pair for _, pairs in drafts for pair in pairs])
+    num_tests = sum(pair.verdict is not None for pair in judged)
+    remaining, comparisons = iter(judged), []
+    for reference, (comparison, pairs) in zip(references, drafts, strict=True):
+        titles = {**reference.titles, **newest.titles}
+        changes = [_describe(pair, titles, num_tests) for pair in itertools.islice(remaining, len(pairs))]
+        ordered = tuple(sorted(changes, key=lambda change: change.quantity is Quantity.ENERGY))
+        comparisons.append(dataclasses.replace(comparison, changes=ordered))
+    return comparisons
 
 
 def make_side(study: Study) -> Side:
@@ -209,22 +231,20 @@ def make_side(study: Study) -> Side:
     return Side(_list_cases(study, cells), METRICS | list_metrics(cells))
 
 
-def _compare_cases(before: Side, after: Side, tolerance: Callable[[str], float]) -> tuple[list[_Pair], StudyComparison]:
+def _pair_studies(before: Side, after: Side, tolerance: Callable[[str], float]) -> tuple[StudyComparison, list[_Pair]]:
     places = [(number, case) for number, side in enumerate((before, after)) for case in side.cases]
-    titles = {**before.titles, **after.titles}
     pairs, missing, added = [], [], []
     for case in match_cases(places):
         modes = [case.members[number].cells if number in case.members else {} for number in (0, 1)]
         for mode in dict.fromkeys([*modes[0], *modes[1]]):
-            name = name_case(case.label, case.degree, case.consists, mode)
+            name = name_cell(case.label, case.degree, mode, is_mix=bool(case.consists))
             if mode not in modes[1]:
                 missing.append(name)
             elif mode not in modes[0]:
                 added.append(name)
             else:
-                about = (case.label, case.degree, case.consists, mode, case.differs[1])
-                pairs += _pair_cells(about, modes[0][mode], modes[1][mode], tolerance(name), titles)
-    return pairs, StudyComparison(changes=(), missing=tuple(missing), added=tuple(added))
+                pairs += _pair_cells(_Pair(case, mode, tolerance(name)))
+    return StudyComparison(changes=(), missing=tuple(missing), added=tuple(added)), pairs
 
 
 def _list_cases(study: Study, cells: Sequence[Cell]) -> list[MeasuredCells]:
@@ -243,57 +263,21 @@ def _list_cases(study: Study, cells: Sequence[Cell]) -> list[MeasuredCells]:
     ]
 
 
-_About = tuple[str, int, str, str, str]
-
-
-def _pair_cells(
-    about: _About, before: Cell, after: Cell, tolerance: float, titles: Mapping[str, Metric]
-) -> list[_Pair]:
+def _pair_cells(pair: _Pair) -> list[_Pair]:
     """Return the pair of speed, and that of energy if both cells have their energy."""
-    label, degree, consists, mode, differs = about
-    empty = CaseChange(
-        label=label,
-        degree=degree,
-        consists=consists,
-        mode=mode,
-        quantity=Quantity.SPEED,
-        measure="",
-        unit="",
-        before=_figures(before, ""),
-        after=_figures(after, ""),
-        ratio=None,
-        decided_by="",
-        decided_by_ratio=None,
-        is_drifting=False,
-        tolerance=tolerance,
-        p_adjusted=None,
-        blocks_needed=None,
-        change=Change.NOT_COMPARED,
-        note="",
-        differs=differs,
-    )
-    for cell, place in ((before, "before"), (after, "after")):
+    for cell, side in zip(pair.cells, SIDES, strict=True):
         if not cell.is_compared:
-            fails = place == "after" and (cell.num_saturated or cell.finding in _BROKEN)
-            verdict = Change.FAILS if fails else Change.NOT_COMPARED
-            return [_Pair(dataclasses.replace(empty, change=verdict, note=f"{place}: {finding_in_words(cell)}"))]
-    pairs = []
-    for quantity, names, gains in (
-        (Quantity.SPEED, _list_speeds(before), _list_gains(before)),
-        (Quantity.ENERGY, _list_energies(before), ()),
-    ):
-        if name := _choose(names, before, after):
-            metric = titles[name]
-            change = dataclasses.replace(
-                empty,
-                quantity=quantity,
-                measure=metric.title,
-                unit=metric.unit,
-                before=_figures(before, name),
-                after=_figures(after, name),
-            )
-            pairs.append(_test(change, name, _choose(gains, before, after), before, after))
-    return pairs or [_Pair(dataclasses.replace(empty, note="no common figure"))]
+            fails = side == SIDES[1] and (cell.num_saturated or cell.finding in _BROKEN)
+            change = Change.FAILS if fails else Change.NOT_COMPARED
+            return [pair._replace(change=change, note=f"{side}: {finding_in_words(cell)}")]
+    before, after = pair.cells
+    names = {Quantity.SPEED: _list_speeds(before), Quantity.ENERGY: _list_energies(before)}
+    pairs = [
+        _test(pair._replace(quantity=quantity, name=name))
+        for quantity in Quantity
+        if (name := _choose(names[quantity], before, after))
+    ]
+    return pairs or [pair._replace(note="no common figure")]
 
 
 def _list_speeds(cell: Cell) -> tuple[str, ...]:
@@ -326,7 +310,7 @@ def _choose(names: Sequence[str], before: Cell, after: Cell) -> str:
     return max(numbers, key=numbers.__getitem__) if any(numbers.values()) else ""
 
 
-def _figures(cell: Cell, name: str) -> Figures:
+def _list_figures(cell: Cell, name: str) -> Figures:
     return Figures(
         figure=cell.figures.get(name),
         over_serial=cell.figures.get(SPEEDUP) if cell.degree > 1 else None,
@@ -335,47 +319,49 @@ def _figures(cell: Cell, name: str) -> Figures:
     )
 
 
-def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -> _Pair:
-    sides = [_select(cell, name) for cell in (before, after)]
-    # GPUs are independent, and count once each.
-    is_single = [len(set(cell.gpus.values())) < 2 for cell in (before, after)]
+def _test(pair: _Pair) -> _Pair:
+    """Test a quantity; if a side drifts with its host, test the gain too, and let the narrower interval decide."""
+    (before, after), name = pair.cells, pair.name
+    sides = [_select(cell, name) for cell in pair.cells]
     # The energy of a short window scatters by itself, so the speed shows whether the jobs wait for the host.
-    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in (before, after)]
-    is_energy = change.quantity is Quantity.ENERGY and any(speeds)
+    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in pair.cells]
+    is_energy = pair.quantity is Quantity.ENERGY and any(speeds)
     waits = name != SPEEDUP and statistics.follows_host(speeds if is_energy else sides)
-    drifting = [
-        single and (waits or cell.has_drifting_baseline(name))
-        for single, cell in zip(is_single, (before, after), strict=True)
-    ]
-    test = _compare(sides, change.tolerance, (drifting[0], drifting[1]))
-    least = [MIN_BLOCKS if single else MIN_GPUS for single in is_single]
+    drifting = [_is_single(cell) and (waits or cell.has_drifting_baseline(name)) for cell in pair.cells]
+    pair = pair._replace(figure=_contrast(pair, name, drifting))
     lacks = "; ".join(
-        f"{place}: {format_count(len(values), 'block' if single else 'GPU')} ({number} needed)"
-        for place, values, single, number in zip(("before", "after"), sides, is_single, least, strict=True)
-        if len(values) < number
+        f"{side}: {format_count(len(values), 'block' if _is_single(cell) else 'GPU')} ({_count_least(cell)} needed)"
+        for side, cell, values in zip(SIDES, pair.cells, sides, strict=True)
+        if len(values) < _count_least(cell)
     )
     is_other_host = not before.shares_host(after)
     if is_other_host and name in (SPEEDUP, ENERGY_VS_ALONE) and (before.depends_on_host or after.depends_on_host):
         lacks = f"{METRICS[name].title} depends on the host, and the hosts differ"
-    pair = _Pair(change, test, lacks=lacks)
+    if lacks:
+        return pair._replace(change=Change.TOO_FEW, note=lacks)
+    gain = _choose(_list_gains(before), before, after) if pair.quantity is Quantity.SPEED else ""
     # A speed-up over a job that waits for the host holds for this host.
-    if is_other_host or not any(drifting) or not gain or gain == name:
+    if is_other_host or not any(drifting) or gain in ("", name):
         return pair
-    gains = [_select(cell, gain) for cell in (before, after)]
-    if any(len(values) < number for values, number in zip(gains, least, strict=True)):
+    if any(len(_select(cell, gain)) < _count_least(cell) for cell in pair.cells):
         return pair
-    flags = [
-        single and cell.has_drifting_baseline(gain) for single, cell in zip(is_single, (before, after), strict=True)
-    ]
-    gain_test = _compare(gains, change.tolerance, (flags[0], flags[1]))
-    if test is None or gain_test is None or not _is_narrower(gain_test.ratio, test.ratio):
-        return pair
-    return pair._replace(gain=gain, gain_test=gain_test)
+    contrast = _contrast(pair, gain, [_is_single(cell) and cell.has_drifting_baseline(gain) for cell in pair.cells])
+    return pair._replace(gain=contrast) if _is_narrower(contrast, pair.figure) else pair
 
 
-def _is_narrower(ratio: Estimate, other: Estimate) -> bool:
-    widths = statistics.half_width(ratio), statistics.half_width(other)
-    return widths[0] is not None and widths[1] is not None and widths[0] < widths[1]
+def _is_single(cell: Cell) -> bool:
+    """Return whether the blocks ran on one GPU; several GPUs are independent, and count once each."""
+    return len(set(cell.gpus.values())) < 2
+
+
+def _count_least(cell: Cell) -> int:
+    return MIN_BLOCKS if _is_single(cell) else MIN_GPUS
+
+
+def _is_narrower(contrast: Contrast | None, other: Contrast | None) -> bool:
+    ratios = [pair.ratio for pair in (contrast, other) if pair is not None and pair.ratio is not None]
+    widths = [width for ratio in ratios if (width := statistics.half_width(ratio)) is not None]
+    return len(widths) == 2 and widths[0] < widths[1]
 
 
 def _select(cell: Cell, name: str) -> list[float]:
@@ -384,59 +370,113 @@ def _select(cell: Cell, name: str) -> list[float]:
     return [1 / value if name in _INVERTED else value for value in values if value > 0]
 
 
-def _compare(sides: Sequence[Sequence[float]], tolerance: float, is_drifting: tuple[bool, bool]) -> Test | None:
-    if not all(sides):
+def _contrast(pair: _Pair, name: str, is_drifting: Sequence[bool]) -> Contrast | None:
+    """Return the contrast of both studies; `None` if a side has no figure."""
+    before, after = (_select(cell, name) for cell in pair.cells)
+    if not before or not after:
         return None
-    return statistics.compare_studies(sides[0], sides[1], tolerance, is_drifting=is_drifting)
-
-
-def _judge(pairs: Sequence[_Pair]) -> dict[int, CaseChange]:
-    """Decide all pairs; the key of each change is the id of its pair."""
-    tested = [pair for pair in pairs if pair.deciding is not None and not pair.lacks]
-    changes = {id(pair): _describe_lack(pair) for pair in pairs}
-    if not tested:
-        return changes  # without importing numpy
-    tests = [pair.deciding for pair in tested if pair.deciding is not None]
-    p_different = [test.p_different for test in tests if test.p_different is not None]
-    p_equal = [test.p_equal for test in tests if test.p_equal is not None]
-    different, equal = statistics.correct_p_values(p_different, p_equal)
-    margins = [pair.change.tolerance for pair in tested]
-    decisions = decide([_gain(pair, pair.deciding) for pair in tested], different, equal, margins)
-    # A speed-up that decides must be confirmed by the figure, whatever the scatter of the figure.
-    certain = [0.0] * len(tested)
-    medians = decide([_gain(pair, pair.test) for pair in tested], certain, [0.0] * len(tested), margins)
-    for pair, decision, median, *p in zip(tested, decisions, medians, different.tolist(), equal.tolist(), strict=True):
-        agreed = decision if decision is median or not pair.gain else Decision.NO_VERDICT
-        changes[id(pair)] = _decide(pair, agreed, p[agreed is Decision.EQUAL], len(tests))
-    return changes
-
-
-def _gain(pair: _Pair, test: Test | None) -> float:
-    assert test is not None
-    return test.ratio.median if pair.change.quantity is Quantity.SPEED else 1 / test.ratio.median
-
-
-def _describe_lack(pair: _Pair) -> CaseChange:
-    ratio = pair.test.ratio if pair.test is not None else None
-    if not pair.lacks:
-        return dataclasses.replace(pair.change, ratio=ratio)
-    return dataclasses.replace(pair.change, ratio=ratio, change=Change.TOO_FEW, note=pair.lacks)
-
-
-def _decide(pair: _Pair, decision: Decision, p: float, num_tests: int) -> CaseChange:
-    assert pair.test is not None and pair.deciding is not None
-    needed = None
-    if decision is Decision.NO_VERDICT:
-        needed = statistics.blocks_needed(pair.deciding, num_tests, pair.change.tolerance)
-        needed = needed if needed is not None and needed > pair.deciding.ratio.n else None
-    words = _SPEEDS if pair.change.quantity is Quantity.SPEED else _ENERGIES
-    return dataclasses.replace(
-        pair.change,
-        ratio=pair.test.ratio,
-        decided_by=METRICS[pair.gain].title if pair.gain else "",
-        decided_by_ratio=pair.deciding.ratio if pair.gain else None,
-        is_drifting=pair.test.is_drifting,
-        p_adjusted=p,
-        blocks_needed=needed,
-        change=(words | _OPEN)[decision],
+    test = statistics.compare_studies(before, after, pair.tolerance, is_drifting=(is_drifting[0], is_drifting[1]))
+    other, cell = pair.cells
+    return Contrast(
+        cell=cell,
+        against=SIDES[0],
+        metric=name,
+        ratio=test.ratio,
+        other=other,
+        quantity=pair.quantity,
+        test=test,
     )
+
+
+def _judge(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Decide all pairs; a speed-up that decides must be confirmed by the figure, whatever the scatter of the figure."""
+    tested = [pair for pair in pairs if pair.figure is not None and not pair.note]
+    deciding = [contrast for pair in tested if (contrast := pair.gain or pair.figure) is not None]
+    figures = [pair.figure if pair.gain is not None else None for pair in tested]
+    judged = iter(judge(deciding, [pair.tolerance for pair in tested], figures))
+    return [
+        pair._replace(verdict=next(judged)) if pair.figure is not None and not pair.note else pair for pair in pairs
+    ]
+
+
+def _describe(pair: _Pair, titles: Mapping[str, Metric], num_tests: int) -> CaseChange:
+    case, figure, verdict = pair.case, pair.figure, pair.verdict
+    gain, change, needed, is_drifting = None, pair.change, None, False
+    if figure is not None and figure.test is not None and verdict is not None and verdict.test is not None:
+        gain, change, is_drifting = pair.gain, _CHANGES[pair.quantity][verdict.decision], figure.test.is_drifting
+        if verdict.decision is Decision.NO_VERDICT:
+            needed = statistics.blocks_needed(verdict.test, num_tests, pair.tolerance)
+            needed = needed if needed is not None and needed > verdict.test.ratio.n else None
+    before, after = (_list_figures(cell, pair.name) for cell in pair.cells)
+    return CaseChange(
+        label=case.label,
+        degree=case.degree,
+        consists=case.consists,
+        mode=pair.mode,
+        quantity=pair.quantity,
+        measure=titles[pair.name].title if pair.name else "",
+        unit=titles[pair.name].unit if pair.name else "",
+        before=before,
+        after=after,
+        ratio=figure.ratio if figure is not None else None,
+        decided_by=METRICS[gain.metric].title if gain is not None else "",
+        decided_by_ratio=gain.ratio if gain is not None else None,
+        is_drifting=is_drifting,
+        tolerance=pair.tolerance,
+        p_adjusted=verdict.p_adjusted if verdict is not None else None,
+        blocks_needed=needed,
+        change=change,
+        note=pair.note,
+        differs=case.differs[1],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact with several values: what it is, and its values in the reference and in the newest study."""
+
+    name: str
+    before: str
+    after: str
+
+
+def list_differences(reference: Study, newest: Study) -> list[Difference]:
+    """Return the facts in which two studies differ, or with several values in one of them, such as two commits."""
+    facts = [("GPU model", reference.devices, newest.devices), ("GPU", _list_gpus(reference), _list_gpus(newest))]
+    facts += [
+        (words, reference.facts.get(name, ()), newest.facts.get(name, ()))
+        for name, words in FACTS.items()
+        if name not in _NOT_COMPARED
+    ]
+    return [
+        Difference(name, _format(before), _format(after))
+        for name, before, after in facts
+        if set(before) != set(after) or len(set(before)) > 1
+    ]
+
+
+def compare_environments(reference: Study, newest: Study) -> str:
+    """Return the packages that differ, as one line; empty if none differ."""
+    before, after = read_packages(reference.rows), read_packages(newest.rows)
+    if before and after:
+        return compare_packages(before, after).removeprefix(f"{PACKAGES}: ")
+    return "not available before" if after else "not available after" if before else ""
+
+
+def list_setting_differences(comparison: StudyComparison) -> list[str]:
+    """Return the settings in which cases differ, with the number of cases."""
+    cases = {(change.label, change.degree, change.mode): change.differs for change in comparison.changes}
+    counts = Counter(differs for differs in cases.values() if differs)
+    return [
+        f"{differs} ({'all cases' if number == len(cases) else f'{number} of {len(cases)} cases'})"
+        for differs, number in counts.items()
+    ]
+
+
+def _list_gpus(study: Study) -> tuple[str, ...]:
+    return tuple(sorted({row.gpu_uuid for row in study.rows if row.gpu_uuid}))
+
+
+def _format(values: Iterable[str]) -> str:
+    known: Sequence[str] = list(dict.fromkeys(values))
+    return list_first(known, _MOST_NAMED) if known else _NOT_RECORDED

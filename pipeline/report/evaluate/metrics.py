@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
+import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.base.domain import service_figures, work_units
@@ -21,22 +21,8 @@ from pipeline.base.domain.normalisation import (
     SPEEDUP,
 )
 from pipeline.base.domain.samples import THROTTLED, Summary
+from pipeline.report.evaluate.statistics import Estimate, Scale
 from pipeline.report.read.study_records import Row
-
-
-class Scale(enum.Enum):
-    """The kind of a quantity, which decides its interval.
-
-    `POSITIVE` scatters by factors, `PLAIN` by differences; an `AMOUNT` is never negative, a `SHARE` is between 0 and
-    1, and a `PEAK` has its lowest and highest block instead of an interval.
-    """
-
-    POSITIVE = "positive"
-    PLAIN = "plain"
-    AMOUNT = "amount"
-    SHARE = "share"
-    PEAK = "peak"
-
 
 BEST_SOLO, TOTAL_TIME, WINDOW = "speedup_vs_best_solo_ratio", "makespan_s", "window_s"
 EPOCH_TIME_VS_SOLO = "epoch_time_vs_solo_ratio"
@@ -53,6 +39,10 @@ ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_
 INSTANCE_MEMORY = "instance_memory_peak_mib"
 
 
+JOULE = "J"
+_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
+_LEAST = 0.1
+"""The highest figure, in the chosen unit, is at least this number, unless no smaller unit exists."""
 _PERCENTILE = re.compile(r"_p\d+_")
 
 
@@ -219,3 +209,17 @@ def find_table(metric: Metric) -> str:
     if work_units.find_units([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"
+
+
+def choose_prefix(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
+    """Return scale and prefix of the unit for energies; figures in other units have no prefix."""
+    if unit != JOULE:
+        return 1.0, ""
+    highest = max(figures, default=1.0)
+    return next(((scale, prefix) for scale, prefix in _PREFIXES if highest >= _LEAST * scale), _PREFIXES[-1])
+
+
+def scale_estimate(estimate: Estimate, scale: float) -> Estimate:
+    """Return an estimate in units of `scale`."""
+    low, high = (None if end is None else end / scale for end in (estimate.low, estimate.high))
+    return dataclasses.replace(estimate, median=estimate.median / scale, low=low, high=high)

@@ -1,4 +1,4 @@
-"""The comparison of a study with the findings of publications.
+"""The comparison of a study with the findings of publications: claims, each about a figure, that allow a range.
 
 A finding is compared with the cells that were measured at its settings: workload, batch, precision, recipe, data, step
 mode, MIG profile (`Publication.differences`). A different GPU or window does not exclude a cell, but is noted.
@@ -11,23 +11,23 @@ import enum
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate import scaling, sweeps
+from pipeline.report.evaluate import effects, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
-from pipeline.report.evaluate.metrics import Scale
+from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.verdicts import Verdict, find_slower_pairs, rank_modes
+from pipeline.report.evaluate.selector import Selector
+from pipeline.report.evaluate.statistics import Estimate, Scale, interval_in_words
+from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
-from pipeline.report.read import labels
 
 _THROUGHPUT = "throughput"
 _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
@@ -48,41 +48,68 @@ class FindingCheck:
     """A finding compared with one cell.
 
     Attributes:
-        case_label, degree, mode: case, degree and mode of the cell; without a cell, those of the finding.
+        cell: the cell; `None` if no cell is about the finding.
         figure: figure of the cell; `None` if the cell ran out of memory or was not measured.
         figure_in_words: the figure with its interval; with `*` if it is doubtful.
         difference: distance of the figure from the range, reason for no decision, or settings that differ.
-        note: other differences from the publication: the GPU, the length of the work, the images.
+        modes: words for the compared modes, if they are not the mode of the cell.
     """
 
     publication: Publication
     finding: Finding
-    case_label: str
-    degree: int | None
-    mode: str
+    cell: Cell | None = None
     figure: Estimate | None = None
     figure_in_words: str = ""
     agreement: Agreement = Agreement.NOT_MEASURED
     difference: str = ""
-    note: str = ""
+    modes: str | None = None
+
+    @property
+    def case_label(self) -> str:
+        """The case of the cell; without a cell, the mixes or workloads of the finding."""
+        finding = self.finding
+        return self.cell.case.label if self.cell else ", ".join(finding.mixes or finding.workloads) or "any workload"
+
+    @property
+    def degree(self) -> int | None:
+        return self.cell.degree if self.cell else self.finding.degree
+
+    @property
+    def mode(self) -> str:
+        if self.modes is not None:
+            return self.modes
+        return self.cell.mode if self.cell else ", ".join(self.finding.mode_labels)
+
+    @property
+    def note(self) -> str:
+        """The differences from the publication that do not exclude the cell: the GPU, the length of the work, ..."""
+        if self.cell is None:
+            return ""
+        differs, gpu = [], self.finding.gpu or self.publication.gpu
+        if self.cell.is_simulated:
+            differs.append("simulated GPU")
+        elif gpu not in self.cell.device:
+            differs.append(f"{self.cell.device} instead of an {gpu}")
+        if self.cell.window.is_steady and self.publication.epochs:
+            differs.append(f"steady window instead of {self.publication.epochs} epochs")
+        if any(params.get("source") == "synthetic_files" for params in self.cell.case.params):
+            differs.append("synthetic image files")
+        return "; ".join([*differs, *self.finding.slips])
 
 
-Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck | None]]
-
-
-def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
+def compare(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[FindingCheck]:
     """Check the findings of each publication that has a workload of the study.
 
     If no cell has the settings of a finding, the cells with the fewest different settings are used. A finding without
     any cell gets one check without a figure.
     """
     checks: list[FindingCheck] = []
-    ran = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
+    measured = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
     for publication in publications():
-        if any(publication.program(params) for params in ran.values()):
+        if any(publication.program(params) for params in measured.values()):
             for finding in publication.findings:
                 question = _Question(publication, finding, cells, verdicts)
-                checks += _at_nearest_settings(question) or [_absent(question)]
+                checks += _check_nearest_settings(question) or [FindingCheck(publication=publication, finding=finding)]
     return checks
 
 
@@ -90,19 +117,75 @@ class _Question(NamedTuple):
     publication: Publication
     finding: Finding
     cells: Sequence[Cell]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Contrast]
+
+    def select_cells(self) -> list[Cell]:
+        """Return the cells that the finding concerns, at any settings."""
+        finding = self.finding
+        programs = [program.name for program in self.publication.workloads]
+        selectors = [
+            Selector(quantity=finding.quantity, case=case, jobs=None if finding.mixes else finding.degree, mode=mode)
+            for case in finding.mixes or finding.workloads or programs
+            for mode in finding.among_labels or finding.mode_labels
+        ]
+        return [
+            cell
+            for cell in self.cells
+            if any(selector.selects(cell, self.publication.name_jobs(cell.case.params)) for selector in selectors)
+            and not (cell.co_runners or cell.is_derived)
+            and (finding.profile is None or cell.sharing != MIG or finding.profile in map(_cut, cell.profiles))
+        ]
+
+    def find_others(self, cell: Cell, degree: int, mode: str) -> list[Cell]:
+        """Return the cells of the same case at a degree in a mode: one cell, or one for each MIG layout."""
+        place = (cell.case, degree, mode)
+        ranked = [other for other in self.cells if other.is_ranked]
+        return [other for other in ranked if (other.case, other.degree, other.sharing.name) == place]
+
+    def name_quantity(self, cell: Cell) -> str:
+        """Return the quantity of the finding; the throughput has the unit of the cell."""
+        return cell.throughput if self.finding.quantity == _THROUGHPUT else self.finding.quantity
+
+    def answer(
+        self, cell: Cell, words: str, agreement: Agreement, difference: str = "", modes: str | None = None
+    ) -> FindingCheck:
+        """Return the check of the finding with a cell."""
+        return FindingCheck(
+            publication=self.publication,
+            finding=self.finding,
+            cell=cell,
+            figure_in_words=words,
+            agreement=agreement,
+            difference=difference,
+            modes=modes,
+        )
 
 
-def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
-    concerned = [cell for cell in question.cells if _is_about(question.publication, question.finding, cell)]
-    by_difference = group_by(concerned, lambda cell: _differences(question.publication, question.finding, cell))
+class _Figure(NamedTuple):
+    """A quantity of a cell, or its ratio to that of another cell.
+
+    Attributes:
+        modes: words for the modes of a ratio, if they are not the mode of the cell.
+        places: words for the places on an axis of a ratio: `, 512 over 32`.
+    """
+
+    cell: Cell
+    by_block: Mapping[int, float]
+    is_drifting: bool = False
+    modes: str | None = None
+    places: str = ""
+    scale: Scale = Scale.POSITIVE
+
+
+def _check_nearest_settings(question: _Question) -> list[FindingCheck]:
+    by_difference = group_by(question.select_cells(), lambda cell: _list_differences(question, cell))
     for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
         checks = [
             dataclasses.replace(check, agreement=Agreement.OTHER_SETTINGS, difference="; ".join(differences))
             if differences
             else check
             for differences in alike
-            for check in CHECKS[question.finding.kind](question, by_difference[differences])
+            for check in _check_cells(question, by_difference[differences])
             if check is not None
         ]
         if checks:
@@ -110,41 +193,56 @@ def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
     return []
 
 
-def _differences(publication: Publication, finding: Finding, cell: Cell) -> tuple[str, ...]:
+def _list_differences(question: _Question, cell: Cell) -> tuple[str, ...]:
+    publication, finding = question.publication, question.finding
     differences = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
     if cell.sharing == MIG:
         differences.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
     return tuple(dict.fromkeys(itertools.chain(*differences)))
 
 
-def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
-    programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
-    if len(programs) < len(cell.case.params):
-        return False
-    if cell.case.is_mix or finding.mixes:
-        mix = labels.label_mix([labels.JobLabel(program.name, program.size) for program in programs])
-        is_meant = cell.case.is_mix and mix in finding.mixes
+def _cut(profile: str) -> str:
+    return profile.split(".")[0]
+
+
+def _check_cells(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+    """Yield a check for each figure, and `None` for a cell that the finding does not concern."""
+    kind = question.finding.kind
+    if kind == _FASTEST:
+        for members in group_places([cell for cell in cells if cell.is_ranked]).values():
+            yield _check_fastest(question, members)
+    elif kind == _OUT_OF_MEMORY:
+        yield from (_check_memory(question, cell) for cell in cells)
     else:
-        is_meant = not finding.workloads or programs[0].name in finding.workloads
-        is_meant = is_meant and (cell.degree > 1 if finding.degree is None else cell.degree == finding.degree)
-    is_of_mode = cell.sharing.name in (finding.among or finding.modes)
-    if cell.co_runners or cell.is_derived or not is_meant or not is_of_mode:
-        return False
-    if cell.sharing == MIG:
-        return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
-    return not cell.detail  # no finding concerns MPS with limits
+        yield from (_check_range(question, figure) for figure in _FIGURES[kind](question, cells))
 
 
-def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
-    name = _name(question, cell)
-    return _check_range(question, cell, cell.values.get(name, {}), is_drifting=cell.has_drifting_baseline(name))
+def _list_quantities(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
+    for cell in cells:
+        name = question.name_quantity(cell)
+        yield _Figure(cell, cell.values.get(name, {}), cell.has_drifting_baseline(name))
 
 
-def _name(question: _Question, cell: Cell) -> str:
-    return cell.throughput if question.finding.quantity == _THROUGHPUT else question.finding.quantity
+def _list_slowdowns(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
+    for cell in cells:
+        jobs = zip(cell.case.workloads, cell.case.params, strict=True)
+        programs = [(label, question.publication.program(params)) for label, params in jobs]
+        of_workload = (label for label, program in programs if program and program.name == question.finding.of)
+        name = name_workload_metric(SLOWDOWN, next(of_workload, ""))
+        yield _Figure(cell, cell.values.get(name, {}), cell.has_drifting_baseline(name))
 
 
-def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+def _list_ratios_to_mode(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
+    for cell in cells:
+        references = question.find_others(cell, cell.degree, question.finding.against)
+        if not references:
+            yield _Figure(cell, {})  # the cell may have run out of memory
+        for other in references:
+            modes = f"{cell.mode} over {other.mode}" if other.sharing == MIG else None
+            yield _divide(cell, other, question.name_quantity(cell) or SPEEDUP)._replace(modes=modes)
+
+
+def _list_ratios_along(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
     """Divide the figure at the highest value of a parameter by the figure at its lowest, for each mode and degree."""
     param = question.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
@@ -152,113 +250,82 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
         lines: dict[tuple[str, int], list[tuple[str, Cell]]] = defaultdict(list)
         for place, members in sweep.cells.items():
             for cell in members:
-                if cell.is_ranked and _name(question, cell) in cell.values:
+                if cell.is_ranked and question.name_quantity(cell) in cell.values:
                     mode = cell.sharing.label if param == PROFILE else cell.mode
                     lines[mode, cell.degree].append((sweep.ticks[place], cell))
         for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
-            name = _name(question, high)
-            by_block = ratios(high, low, name)
-            is_drifting = _is_drifting_against(high, low, by_block, name)
-            if (check := _check_range(question, high, by_block, is_drifting=is_drifting)) is not None:
-                words = f"{check.figure_in_words}, {highest} over {lowest}"
-                yield dataclasses.replace(check, figure_in_words=words)
+            yield _divide(high, low, question.name_quantity(high))._replace(places=f", {highest} over {lowest}")
 
 
-def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+def _list_ratios_of_profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        if cell.is_ranked and (place := scaling.find_place(cell)) is not None:
-            by_case[cell.case][scaling.cut_to_slices(place)] = cell
+        if cell.is_ranked and (place := effects.find_place(cell)) is not None:
+            by_case[cell.case][_cut(place)] = cell
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
-            name = _name(question, smaller)
-            by_block = ratios(larger, smaller, name)
-            is_drifting = _is_drifting_against(larger, smaller, by_block, name)
-            check = _check_range(question, smaller, by_block, is_drifting=is_drifting)
-            yield check and dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}")
+            ratio = _divide(larger, smaller, question.name_quantity(smaller))
+            yield ratio._replace(cell=smaller, modes=f"{larger.mode} over {smaller.mode}")
 
 
-def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
-    jobs = zip(cell.case.workloads, cell.case.params, strict=True)
-    programs = [(label, question.publication.program(params)) for label, params in jobs]
-    meant = (label for label, program in programs if program is not None and program.name == question.finding.of)
-    name = name_workload_metric(SLOWDOWN, next(meant, ""))
-    by_block = cell.values.get(name, {})
-    return _check_range(question, cell, by_block, is_drifting=cell.has_drifting_baseline(name))
-
-
-def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    for cell in cells:
-        references = _find_others(question, cell, cell.degree, question.finding.against)
-        if not references:
-            yield _check_range(question, cell, {})  # the cell may have run out of memory
-        for other in references:
-            name = _name(question, cell) or SPEEDUP
-            by_block = ratios(cell, other, name)
-            is_drifting = _is_drifting_against(cell, other, by_block, name)
-            check = _check_range(question, cell, by_block, is_drifting=is_drifting)
-            if check is not None and other.sharing == MIG:
-                check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
-            yield check
-
-
-def _is_drifting_against(cell: Cell, other: Cell, by_block: Mapping[int, float], name: str) -> bool:
-    """Return whether one of two cells drifts with its host, by the ratios of their speed."""
-    speeds = by_block if name == SPEEDUP else ratios(cell, other, cell.throughput)
-    return cell.is_drifting(speeds, is_symmetric=True)
-
-
-def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+def _list_memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[_Figure]:
     """Compare the memory per job at the highest degree of each case and mode with the memory of one job alone."""
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # cells are ordered by degree
     for cell in highest.values():
-        growth = [ratios(cell, alone, MEMORY_PEAK) for alone in _find_others(question, cell, 1, SERIAL.name)]
+        growth = [ratios(cell, alone, MEMORY_PEAK) for alone in question.find_others(cell, 1, SERIAL.name)]
         by_job = {block: ratio / cell.degree for by_block in growth for block, ratio in by_block.items()}
-        yield _check_range(question, cell, by_job, Scale.PEAK)
+        yield _Figure(cell, by_job, scale=Scale.PEAK)
 
 
-def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
+def _divide(cell: Cell, other: Cell, name: str) -> _Figure:
+    """Divide a quantity of two cells; the ratios of their speed show whether one of them drifts with its host."""
+    by_block = ratios(cell, other, name)
+    speeds = by_block if name == SPEEDUP else ratios(cell, other, cell.throughput)
+    return _Figure(cell, by_block, cell.is_drifting(speeds, is_symmetric=True))
+
+
+_FIGURES: dict[str, Callable[[_Question, Sequence[Cell]], Iterator[_Figure]]] = {
+    "quantity": _list_quantities,
+    "against": _list_ratios_to_mode,
+    "along": _list_ratios_along,
+    "profiles": _list_ratios_of_profiles,
+    "memory_growth": _list_memory_growth,
+    "slowdown": _list_slowdowns,
+}
+_FASTEST, _OUT_OF_MEMORY = "fastest", "out_of_memory"
+KINDS = (*_FIGURES, _FASTEST, _OUT_OF_MEMORY)
+"""Kinds of findings: figures with a range, and two that have none."""
+
+
+def _check_memory(question: _Question, cell: Cell) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
-        return _check(question, cell, None, Result.OOM.value, Agreement.AGREES)
-    if not cell.values:
-        return None
-    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "the jobs fit into memory")
+        return question.answer(cell, Result.OOM.value, Agreement.AGREES)
+    return (
+        question.answer(cell, Result.OK.value, Agreement.DIFFERS, "the jobs fit into memory") if cell.values else None
+    )
 
 
-def _check_range(
-    question: _Question,
-    cell: Cell,
-    by_block: Mapping[int, float],
-    scale: Scale = Scale.POSITIVE,
-    *,
-    is_drifting: bool = False,
-) -> FindingCheck | None:
+def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
+    cell = figure.cell
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
         if question.finding.degree is None:
             return None  # the finding covers only degrees that fit into memory
-        return _check(question, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
-    if not by_block:
+        return question.answer(cell, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
+    if not figure.by_block:
         return None
-    estimate = cell.estimate(by_block, scale, is_drifting=is_drifting)
+    estimate = cell.estimate(figure.by_block, figure.scale, is_drifting=figure.is_drifting)
     # CUDA graphs do not follow the host; the wider interval accounts for any other drift.
-    is_led_by_host = is_drifting and not cell.uses_cuda_graphs
+    is_led_by_host = figure.is_drifting and not cell.uses_cuda_graphs
     mark = "*" if is_led_by_host or cell.marks else ""
-    in_words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}"
-    outcome = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
-    return _check(question, cell, estimate, in_words, *outcome)
-
-
-def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> list[Cell]:
-    """Return the cells of the same case at a degree in a mode: one cell, or one for each MIG layout."""
-    place = (cell.case, degree, mode)
-    return [
-        other for other in question.cells if (other.case, other.degree, other.sharing.name) == place and other.is_ranked
-    ]
+    words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}{figure.places}"
+    agreement, difference = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
+    check = question.answer(cell, words, agreement, difference, figure.modes)
+    return dataclasses.replace(check, figure=estimate)
 
 
 def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bool) -> tuple[Agreement, str]:
@@ -272,21 +339,17 @@ def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bo
     if estimate.low is None or estimate.high is None:
         return Agreement.UNDECIDED, f"{away}too few blocks for an interval"
     if is_drifting:
-        return (
-            Agreement.UNDECIDED,
-            f"{away}but a speed drifts with its host" if away else "a speed drifts with its host",
-        )
+        return Agreement.UNDECIDED, f"{away}{'but ' if away else ''}a speed drifts with its host"
     if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
         return Agreement.DIFFERS, away.removesuffix(", ")
-    return (
-        Agreement.UNDECIDED,
-        f"{away}but the interval reaches into the range" if away else "the interval is wider than the range",
-    )
+    if away:
+        return Agreement.UNDECIDED, f"{away}but the interval reaches into the range"
+    return Agreement.UNDECIDED, "the interval is wider than the range"
 
 
-def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
+def _check_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
     """Check that each unexpected mode is slower than an expected mode; `None` unless every mode was measured."""
     if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
@@ -295,85 +358,13 @@ def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | 
     expected = [cell.mode for cell in members if cell.sharing.name in question.finding.modes]
     other_modes = [cell.mode for cell in members if cell.mode not in expected]
     if all(any((other, mode) in slower for mode in expected) for other in other_modes):
-        agreement = Agreement.AGREES
+        agreement, reason = Agreement.AGREES, ""
     elif any(all((mode, other) in slower for mode in expected) for other in other_modes):
-        agreement = Agreement.DIFFERS
+        agreement, reason = Agreement.DIFFERS, ""
     else:
-        agreement = Agreement.UNDECIDED
+        agreement, reason = Agreement.UNDECIDED, "no verdict"
     by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in members}
     tied, _ = rank_modes(by_mode, slower)
-    why = "no verdict" if agreement is Agreement.UNDECIDED else ""
     marked = {cell.mode for cell in members if cell.marks}
     modes = " or ".join(f"{mode}*" if mode in marked else mode for mode in tied)
-    return dataclasses.replace(_check(question, members[0], None, modes, agreement, why), mode="")
-
-
-def _check(
-    question: _Question,
-    cell: Cell,
-    estimate: Estimate | None,
-    in_words: str,
-    agreement: Agreement,
-    difference: str = "",
-) -> FindingCheck:
-    return FindingCheck(
-        publication=question.publication,
-        finding=question.finding,
-        case_label=cell.case.label,
-        degree=cell.degree,
-        mode=cell.mode,
-        figure=estimate,
-        figure_in_words=in_words,
-        agreement=agreement,
-        difference=difference,
-        note=_note(question, cell),
-    )
-
-
-def _absent(question: _Question) -> FindingCheck:
-    finding = question.finding
-    return FindingCheck(
-        publication=question.publication,
-        finding=finding,
-        case_label=", ".join(finding.mixes or finding.workloads) or "any workload",
-        degree=finding.degree,
-        mode=", ".join(finding.mode_labels),
-    )
-
-
-def _note(question: _Question, cell: Cell) -> str:
-    differs, publication = [], question.publication
-    gpu = question.finding.gpu or publication.gpu
-    if cell.is_simulated:
-        differs.append("simulated GPU")
-    elif gpu not in cell.device:
-        differs.append(f"{cell.device} instead of an {gpu}")
-    if cell.window.is_steady and publication.epochs:
-        differs.append(f"steady window instead of {publication.epochs} epochs")
-    if any(params.get("source") == "synthetic_files" for params in cell.case.params):
-        differs.append("synthetic image files")
-    differs += question.finding.slips
-    return "; ".join(differs)
-
-
-def _check_cells(check: Callable[[_Question, Cell], FindingCheck | None]) -> Check:
-    return lambda question, cells: [check(question, cell) for cell in cells]
-
-
-def _check_places(check: Callable[[_Question, Sequence[Cell]], FindingCheck | None]) -> Check:
-    return lambda question, cells: [
-        check(question, members) for members in group_places([c for c in cells if c.is_ranked]).values()
-    ]
-
-
-CHECKS: dict[str, Check] = {
-    "quantity": _check_cells(_quantity),
-    "against": _check_against,
-    "along": _check_along,
-    "profiles": _profiles,
-    "memory_growth": _memory_growth,
-    "out_of_memory": _check_cells(_out_of_memory),
-    "slowdown": _check_cells(_slowdown),
-    "fastest": _check_places(_is_fastest),
-}
-"""Checks by the kind of a finding; a check is `None` for a cell that the finding does not concern."""
+    return question.answer(members[0], modes, agreement, reason, modes="")

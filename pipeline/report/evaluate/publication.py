@@ -89,6 +89,10 @@ class Finding:
         return tuple(mode_of(name).label for name in self.modes)
 
     @property
+    def among_labels(self) -> tuple[str, ...]:
+        return tuple(mode_of(name).label for name in self.among)
+
+    @property
     def range_in_words(self) -> str:
         """The range as text: `1.05 to 1.12`, `up to 1.8`, `out of memory`."""
         if self.kind == "fastest":
@@ -143,6 +147,14 @@ class Publication:
         """Return the same or nearest workload of this publication for a job with these params."""
         name = params.get("workload")
         return next((program for program in self.workloads if name and name in (program.name, program.nearest)), None)
+
+    def name_jobs(self, params: Sequence[Mapping[str, str]]) -> str:
+        """Return the workload of copies, or the label of a mix; empty unless all jobs are of this publication."""
+        programs = [program for job in params if (program := self.program(job)) is not None]
+        if len(programs) < len(params):
+            return ""
+        mix = labels.label_mix([labels.JobLabel(program.name, program.size) for program in programs])
+        return programs[0].name if len(programs) == 1 else mix or ""
 
     def differences(self, finding: Finding, params: Mapping[str, str], *, is_mix: bool) -> list[str]:
         """Describe how the settings of a job differ from those of a finding: `batch 128 instead of 32`."""

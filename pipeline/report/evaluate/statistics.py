@@ -9,6 +9,7 @@ Blocks of one GPU resemble each other, so each GPU counts as one value if there 
 
 from __future__ import annotations
 
+import enum
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.report.evaluate.metrics import Scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,20 @@ _LEAST_SCATTER, _LEAST_FACTOR = 0.005, 3.0
 
 MOST_BLOCKS = 1000
 _POWER = 0.8
+
+
+class Scale(enum.Enum):
+    """The kind of a quantity, which decides its interval.
+
+    `POSITIVE` scatters by factors, `PLAIN` by differences; an `AMOUNT` is never negative, a `SHARE` is between 0 and
+    1, and a `PEAK` has its lowest and highest block instead of an interval.
+    """
+
+    POSITIVE = "positive"
+    PLAIN = "plain"
+    AMOUNT = "amount"
+    SHARE = "share"
+    PEAK = "peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

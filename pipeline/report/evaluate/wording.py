@@ -1,13 +1,19 @@
-"""Phrases for the sentences of a report."""
+"""Phrases for the sentences of a report, and sentences on doubts: host-bound groups, marks of rows and speed-ups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import format_count
+from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.metrics import HOST_BOUND
+from pipeline.report.read.study_records import Row, Study
 
 
 class Words(NamedTuple):
@@ -34,6 +40,10 @@ ENDINGS = {
 }
 """Words for each result, in the order of sentences."""
 INVALID = "invalid"
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
+"""Pattern of a figure in a note, with its interval; notes that differ only in figures are of one kind."""
+_MOST_NAMES = 4
 
 
 def jobs_in_words(case: Case, degree: int) -> str:
@@ -77,3 +87,72 @@ def marks_in_words(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
 def join_words(modes: Sequence[str]) -> str:
     """Return `naive, MPS and serial`."""
     return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]
+
+
+def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence for each doubt: mixed environments, marks of rows."""
+    sentences = _mixed_packages(study)
+    sentences += [f"{line}." for line in _gains(cells)]
+    sentences += [f"{line}; invalid, so not compared." for line in _marks(study, lambda row: row.marks.invalid)]
+    return sentences + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
+
+
+def _mixed_packages(study: Study) -> list[str]:
+    packages = {job.params.get(ENVIRONMENT, "") for row in study.rows for job in row.jobs}
+    if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
+        return []
+    return [
+        f"The study compares rows of {len(packages)} environments, because it was resumed with "
+        "resume=accept_environment, which ignores differences in packages."
+    ]
+
+
+def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
+    blocks = Counter(row.key for row in study.rows)
+    marked: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    texts: dict[str, list[str]] = defaultdict(list)
+    for row in study.rows:
+        if mark := mark_of(row):
+            kind = _NUMBER.sub("", mark)
+            texts[kind].append(mark)
+            marked[kind][row.key, row.name] += 1
+    names = {
+        kind: [
+            name + (f" ({number} of {blocks[key]} blocks)" if number < blocks[key] else "")
+            for (key, name), number in groups.items()
+        ]
+        for kind, groups in marked.items()
+    }
+    return [_line(names[kind], texts[kind]) for kind in names]
+
+
+def _gains(cells: Sequence[Cell]) -> list[str]:
+    noted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for cell in cells:
+        for note in cell.notes_on_gain:
+            noted[_KIND.sub("", note)].append((f"{jobs_in_words(cell.case, cell.degree)} ({cell.mode})", note))
+    return [_line(*map(list, zip(*members, strict=True))) for members in noted.values()]
+
+
+def _line(names: Sequence[str], texts: Sequence[str]) -> str:
+    """Return `A, B and 2 more: for example TEXT`."""
+    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    such = "for example " if len(set(texts)) > 1 else ""
+    return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
+
+
+def describe_host_bound(cells: Sequence[Cell]) -> str:
+    """Name the groups in which at least half of the jobs were host-bound; empty if no group has this figure."""
+    known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
+    bound: dict[str, list[str]] = defaultdict(list)
+    for cell in known:
+        if cell.estimates[HOST_BOUND].median >= 0.5:
+            bound[jobs_in_words(cell.case, cell.degree)].append(cell.mode)
+    if not known:
+        return ""
+    means = (
+        f"a process of the job kept a CPU core at least {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
+        f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
+    )
+    groups = join_words([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
+    return f"Host-bound ({means}): {groups}."

@@ -6,24 +6,23 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.stressor_effects import list_effects, runs_stressor
-from pipeline.report.figures import (
-    copies,
-    energy,
-    fractions,
-    gain,
-    mixes,
-    over_time,
-    parameters,
-    profile_scaling,
-    stressor_curves,
-)
+from pipeline.report.evaluate.stressors import list_effects
+from pipeline.report.figures import bar_charts, curves, over_time, parameters
 from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
-FIGURES = (fractions, gain, mixes, copies, profile_scaling, parameters, energy, over_time)
-"""The modules of the figures of cells without stressors; those of workloads beside stressors come first."""
+FIGURES = (
+    curves.sketch_fractions,
+    curves.sketch_gains,
+    bar_charts.sketch_mixes,
+    bar_charts.sketch_copies,
+    parameters.sketch_profiles,
+    parameters.sketch_parameters,
+    bar_charts.sketch_energies,
+    over_time.sketches,
+)
+"""The functions that yield the figures of cells without stressors; those of workloads beside stressors come first."""
 
 
 def draw_figures(
@@ -31,9 +30,9 @@ def draw_figures(
 ) -> list[Drawn]:
     """Draw all figures of the cells of a study and the samples of one group, with `has_columns` also for a column."""
     figures: list[Drawn] = []
-    ordinary = [cell for cell in cells if not runs_stressor(cell)]
-    without_stressors = [sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)]
-    for sketch in (*stressor_curves.sketches(list_effects(study, cells)), *without_stressors):
+    ordinary = [cell for cell in cells if not cell.has_stressor]
+    without_stressors = [sketch for list_sketches in FIGURES for sketch in list_sketches(ordinary, timeline)]
+    for sketch in (*curves.sketch_stressors(list_effects(study, cells)), *without_stressors):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
         figures.append(draw(sketch, name, is_simulated=study.is_simulated, has_columns=has_columns))
     return figures

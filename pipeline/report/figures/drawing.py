@@ -15,6 +15,7 @@ import re
 import textwrap
 import unicodedata
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import MODES, PROFILE_COLOURS, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.figures.parts import Part, split_figure
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
     from pipeline.base.domain.sharing_modes import SharingMode
 
@@ -89,6 +90,8 @@ LEAST_CHARACTER = 0.062
 _CHARACTER_WIDTH = 5.0
 """Mean width of a character of axis labels. Unit: points."""
 _LEVELS = (":", "-.", (0, (5, 1)))
+_PAD = 3.0
+"""Padding around a part, because browsers have different fonts. Unit: points."""
 _NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
 
@@ -108,6 +111,24 @@ class Sketch:
     caption: str
     section: str
     paint: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A title, a panel or a legend in an SVG.
+
+    Attributes:
+        name: id of the SVG group.
+        row: number of the part's row in the figure.
+        x, y, width, height: box of the part. Unit: points.
+    """
+
+    name: str
+    row: int
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +160,45 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, has_columns: bool = F
         figure = sketch.paint()
         title = _put_stamp(figure) if is_simulated else []
         _lay_out(figure)
-        parts = split_figure(figure, title)
+        parts = _split_figure(figure, title)
         svg, pdf = _save(figure, "svg"), _save(figure, "pdf")
         column_pdf = _draw_column(sketch, is_split=bool(parts), is_simulated=is_simulated) if has_columns else b""
     return Drawn(name=name, sketch=sketch, svg=svg.decode("utf-8"), pdf=pdf, parts=parts, column_pdf=column_pdf)
+
+
+def _split_figure(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
+    """Set ids for the parts of a figure after its layout; return the parts, none if each row has a single panel."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    rows: dict[int, list[Axes]] = defaultdict(list)
+    for axes in figure.axes:
+        place = axes.get_subplotspec()
+        rows[0 if place is None else place.rowspan.start].append(axes)
+    if all(len(members) == 1 for members in rows.values()):
+        return ()
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    lines: list[Sequence[Artist]] = [title, *(rows[row] for row in sorted(rows)), figure.legends]
+    parts: list[Part] = []
+    for row, artists in enumerate(lines):
+        boxes = [(artist, box) for artist in artists if (box := artist.get_tightbbox(renderer)) is not None]
+        for artist, box in boxes:
+            name = f"part-{len(parts)}"
+            artist.set_gid(name)
+            parts.append(_make_part(figure, name, row, box, [box for _, box in boxes]))
+    return tuple(parts)
+
+
+def _make_part(figure: Figure, name: str, row: int, box: Bbox, beside: Sequence[Bbox]) -> Part:
+    to_points = 72 / figure.dpi
+    low, high = min(bounds.y0 for bounds in beside), max(bounds.y1 for bounds in beside)
+    return Part(
+        name=name,
+        row=row,
+        x=to_points * box.x0 - _PAD,
+        y=72 * figure.get_figheight() - to_points * high - _PAD,
+        width=to_points * box.width + 2 * _PAD,
+        height=to_points * (high - low) + 2 * _PAD,
+    )
 
 
 def _draw_column(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> bytes:
@@ -328,6 +384,16 @@ def hollow_points(axes: Axes, estimates: Mapping[float, Estimate], style: Mappin
         marker = {key: style[key] for key in ("color", "marker", "markersize")}
         axes.plot(*zip(*without.items(), strict=True), linestyle="none", markerfacecolor=PAPER, zorder=3,
                   label=NO_INTERVAL, **marker)  # fmt: skip
+
+
+def draw_line(axes: Axes, estimates: Mapping[float, Estimate], style: Mapping[str, Any], label: str = "") -> Any:
+    """Draw estimates, by place, as a line with error bars and hollow points; return its handle for a legend."""
+    medians = [estimate.median for estimate in estimates.values()]
+    errors = list(zip(*map(error_bar, estimates.values()), strict=True)) or None
+    named = {**style, **({"label": label} if label else {})}
+    handle = axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **named)
+    hollow_points(axes, estimates, style)
+    return handle
 
 
 def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:

@@ -1,7 +1,8 @@
 """Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
 The axis has the values of a numeric param, if cases differ only in this param; the MIG profiles on which the same jobs
-ran; or the models of services that are asked in the same way.
+ran; or the models of services that are asked in the same way. Workloads that ran alone on several profiles share one
+figure of their throughput.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SERIAL, SharingMode
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, list_metrics
-from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
+from pipeline.report.evaluate import effects, sweeps
+from pipeline.report.evaluate.cells import Case, Cell, list_metrics
+from pipeline.report.evaluate.contrasts import contrast_cells
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
@@ -28,21 +29,25 @@ from pipeline.report.evaluate.metrics import (
     P99_LATENCY,
     STEP_TIME,
     Metric,
+    choose_prefix,
     is_latency,
     name_instance_metric,
+    scale_estimate,
 )
+from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
-from pipeline.report.figures import profile_scaling
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,
     INK,
+    SERIES_COLOURS,
     Sketch,
     add_legend,
     clean_text,
     count_characters,
+    draw_line,
     error_bar,
     hollow_points,
     make_panels,
@@ -55,6 +60,84 @@ from pipeline.report.read.group_series import GroupSeries
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_CASE_MARKERS = ("^", "o", "s", "D", "v", "X", "P")
+_CASE_STYLES = ("-", "--", "-.", ":")
+_IDEAL = "ideal"
+
+_Places = Mapping[str, Cell]
+
+
+def _find_scanned_cases(cells: Sequence[Cell]) -> dict[Case, _Places]:
+    """Return the cells by profile of the cases that ran only alone, on `FEWEST` profiles or more.
+
+    Empty for a single case, whose figures `parameters` draws against the profile.
+    """
+    shared = {cell.case for cell in cells if cell.degree > 1}
+    scanned: dict[Case, _Places] = {
+        case: by_place
+        for case, by_place in effects.group_by_profile(cells).items()
+        if len(by_place.keys() - {WHOLE_GPU}) >= FEWEST and case not in shared
+    }
+    return scanned if len(scanned) > 1 else {}
+
+
+def sketch_profiles(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+    """Yield a sketch with a panel for each workload, if several cases ran on several profiles."""
+    panels: dict[str, dict[Case, _Places]] = defaultdict(dict)
+    for case, by_place in _find_scanned_cases(cells).items():
+        panels[case.params[0].get("workload", case.label)][case] = by_place
+    if panels:
+        yield Sketch(
+            name="profile scaling",
+            title="Throughput of one job by MIG profile",
+            caption="Throughput divided by that on the largest profile; medians over the blocks and 95 % t intervals. "
+            "Dotted: ideal, by multiprocessors, or by memory slices for memory bandwidth. The whole GPU is on the "
+            f"right. {HOLLOW_CAPTION}",
+            section="Parameters",
+            paint=partial(_paint_profiles, panels),
+        )
+
+
+def _paint_profiles(panels: Mapping[str, Mapping[Case, _Places]]) -> Figure:
+    figure, every_axes = make_panels(len(panels), 2.6)
+    handles: dict[str, Any] = {}
+    for axes, (workload, cases) in zip(every_axes, panels.items(), strict=True):
+        handles |= _draw_profiles(axes, workload, cases)
+    add_legend(figure, list(handles.values()), list(handles))
+    return figure
+
+
+def _draw_profiles(axes: Axes, workload: str, cases: Mapping[Case, _Places]) -> dict[str, Any]:
+    """Draw the cases of a workload; return the handles of their lines by label."""
+    ticks = effects.sort_places({place for by_place in cases.values() for place in by_place})[::-1]
+    handles: dict[str, Any] = {}
+    for number, (case, by_place) in enumerate(cases.items()):
+        label = clean_text(case.label.removeprefix(workload).strip(" ()")) if len(cases) > 1 else "one job"
+        colour = MIG.colour if len(cases) == 1 else SERIES_COLOURS[number % len(SERIES_COLOURS)][0]
+        style: dict[str, Any] = {"color": colour, "markersize": 3.5, "linewidth": 1.4}
+        style |= {
+            "marker": _CASE_MARKERS[number % len(_CASE_MARKERS)],
+            "linestyle": _CASE_STYLES[number % len(_CASE_STYLES)],
+        }
+        reference = next(cell for place, cell in by_place.items() if place != WHOLE_GPU)
+        estimates = {
+            float(ticks.index(place)): pair.ratio
+            for place, cell in reversed(list(by_place.items()))
+            if (pair := contrast_cells(cell, reference)) is not None and pair.ratio is not None
+        }
+        handles[label] = draw_line(axes, estimates, style)
+        ideals = {ticks.index(place): effects.compute_ideal(cell, reference) for place, cell in by_place.items()}
+        known = {place: ideal for place, ideal in sorted(ideals.items()) if ideal is not None}
+        (handles[_IDEAL],) = axes.plot(list(known), list(known.values()), ":", color=FAINT, linewidth=1.1)
+    axes.set_xticks(range(len(ticks)), ["whole GPU" if tick == WHOLE_GPU else tick for tick in ticks], rotation=30)
+    axes.set_xlabel("MIG profile")
+    axes.set_ylabel("relative throughput")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    set_title(axes, workload)
+    return {label: handle for label, handle in handles.items() if label != _IDEAL} | {_IDEAL: handles[_IDEAL]}
+
 
 _MOST_TICKS = 10
 _DOUBLING, _WIDE = 1.5, defaultdict(lambda: 8, {AxisKind.RATES: 16})
@@ -72,30 +155,30 @@ _TOO_FEW = "too few requests"
 _RATE_TITLE = "arrival rate of a job (requests/s)"
 
 
-def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+def sketch_parameters(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """Yield a sketch for each parameter that was varied while all others were constant."""
     ran = [cell for cell in cells if not cell.is_derived]
-    drawn_together = profile_scaling.find_cases(cells)
+    drawn_together = _find_scanned_cases(cells)
     by_profile = sweeps.profiles([cell for cell in ran if cell.case not in drawn_together], FEWEST)
     for swept in (*sweeps.numbers(ran, FEWEST), *by_profile, *sweeps.models(ran, FEWEST)):
-        if _has_lines(swept) and (panels := _panels(swept)):
+        if _has_lines(swept) and (panels := _list_metrics(swept)):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
                 title=f"{clean_text(swept.what, 100)} against {swept.axis}",
-                caption=_caption(panels),
+                caption=_describe_parameters(panels),
                 section="Parameters",
-                paint=partial(_paint, swept, panels),
+                paint=partial(_paint_parameters, swept, panels),
             )
 
 
 def _has_lines(swept: Sweep) -> bool:
     """Return whether a mode has `FEWEST` values or more; serial jobs alone are no reason to draw other modes."""
-    lengths = {mode: len(by_place) for (mode, _), by_place in _lines(swept).items()}
+    lengths = {mode: len(by_place) for (mode, _), by_place in _list_lines(swept).items()}
     shared = [length for mode, length in lengths.items() if mode != SERIAL.label]
     return max(shared or lengths.values()) >= FEWEST
 
 
-def _caption(panels: Sequence[Metric]) -> str:
+def _describe_parameters(panels: Sequence[Metric]) -> str:
     caption = (
         f"Medians over the blocks and 95 % t intervals; for memory, the lowest and highest block. {HOLLOW_CAPTION}"
     )
@@ -111,7 +194,7 @@ def _caption(panels: Sequence[Metric]) -> str:
     return caption
 
 
-def _panels(swept: Sweep) -> list[Metric]:
+def _list_metrics(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
     known = list_metrics(cells)
     counts = work_units.find_units(known)
@@ -123,12 +206,12 @@ def _panels(swept: Sweep) -> list[Metric]:
     energy = map(work_units.energy_of, counts)
     return [
         known[name]
-        for name in (*speed, *_time_metrics(cells), *activity, MEMORY_PEAK, INSTANCE_MEMORY, *energy)
+        for name in (*speed, *_list_time_metrics(cells), *activity, MEMORY_PEAK, INSTANCE_MEMORY, *energy)
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
 
 
-def _time_metrics(cells: Sequence[Cell]) -> list[str]:
+def _list_time_metrics(cells: Sequence[Cell]) -> list[str]:
     """Return the quantities of latency: mean, p99 (and p95 if a p99 is missing) and deviation, else the step time."""
     served = [cell for cell in cells if MEAN_LATENCY in cell.figures]
     if not served:
@@ -137,7 +220,7 @@ def _time_metrics(cells: Sequence[Cell]) -> list[str]:
     return [MEAN_LATENCY, *tails, LATENCY_DEVIATION]
 
 
-def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
+def _list_lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
     """Return the cells of each line, by mode and number of jobs."""
     lines: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
     for place, members in swept.cells.items():
@@ -147,8 +230,8 @@ def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
     return dict(sorted(lines.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
 
 
-def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
-    lines = _lines(swept)
+def _paint_parameters(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
+    lines = _list_lines(swept)
     every_degree = sorted({degree for _, degree in lines})
     styles = _style_lines(lines, every_degree)
     figure, every_axes = make_panels(len(metrics), 2.6)
@@ -161,17 +244,17 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
         for number, ((mode, degree), by_place) in enumerate(lines.items()):
             beside = shift * (number - (len(lines) - 1) / 2)
             style = styles[mode, degree]
-            if (handle := _line(axes, swept, metric.name, by_place, style, scale, beside)) is not None:
+            if (handle := _draw_line(axes, swept, metric.name, by_place, style, scale, beside)) is not None:
                 label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
                 handles.setdefault(label, handle)
         set_title(axes, metric.title)
         axes.set_ylabel(f"{prefix}{metric.unit}")
         if is_latency(metric.name):
-            _latency(axes, swept, metric.name)
+            _scale_latency(axes, swept, metric.name)
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
-        _axis(axes, swept, metric.name)
+        _label_axis(axes, swept, metric.name)
     add_legend(figure, list(handles.values()), list(handles))
     return figure
 
@@ -207,7 +290,7 @@ def _choose_colour(cell: Cell, *, has_profile_colour: bool) -> str:
     return FAINT if cell.sharing == SERIAL else cell.sharing.colour  # bars of serial jobs are too pale for lines
 
 
-def _line(
+def _draw_line(
     axes: Axes,
     swept: Sweep,
     name: str,
@@ -237,7 +320,7 @@ def _break_line(swept: Sweep, by_place: Mapping[float, float]) -> dict[float, fl
     return {place: by_place.get(place, math.nan) for place in swept.ticks if low <= place <= high}
 
 
-def _latency(axes: Axes, swept: Sweep, name: str) -> None:
+def _scale_latency(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import LogFormatter
 
     class PlainFormatter(LogFormatter):
@@ -267,7 +350,7 @@ def _name_limited_latency(params: Mapping[str, str]) -> str:
     return service_figures.name_worst(f"latency_{text}_ms")
 
 
-def _axis(axes: Axes, swept: Sweep, name: str) -> None:
+def _label_axis(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)

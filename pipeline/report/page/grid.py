@@ -7,18 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import mixed_services
+from pipeline.report.evaluate import services
 from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
-from pipeline.report.evaluate.mixed_services import Shared
-from pipeline.report.evaluate.pairs import BASELINES_NOTE, Quantity
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
-from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
+from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
@@ -81,19 +80,19 @@ class Grid:
         return [(case, list(lines)) for case, lines in cases]
 
 
-def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
+def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner]) -> list[Grid]:
     """Return the grids that have lines: speed in each mode, and mixes of services and other jobs."""
     consists = _describe_mixes(study)
     every_grid = (
         _speed(cells, verdicts, winners, consists),
-        _compare_further(cells, verdicts, consists),
+        _compare_further(verdicts, consists),
         _compare_mixes(cells, consists),
     )
     return [grid for grid in every_grid if grid.lines]
 
 
 def _speed(
-    cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner], consists: Mapping[Case, str]
+    cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
@@ -123,38 +122,34 @@ def _speed(
     return Grid(title="Speed-up over serial", modes=modes, lines=tuple(lines), note=_note(verdicts))
 
 
-def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consists: Mapping[Case, str]) -> Grid:
+def _compare_further(verdicts: Sequence[Contrast], consists: Mapping[Case, str]) -> Grid:
     """Return a grid of the speed-up over the best step mode alone, and of the energy over both baselines.
 
     Mixes of services and other jobs are left out, because `_compare_mixes` has their energy.
     """
-    cell_of = {(cell.case, cell.degree, cell.mode): cell for cell in cells}
-    meant = [
-        (cell_of[verdict.case, verdict.degree, verdict.mode], verdict)
-        for verdict in verdicts
-        if verdict.is_against_best_solo or (verdict.quantity is Quantity.ENERGY and verdict.against == SERIAL.label)
+    pairs = [
+        pair
+        for pair in verdicts
+        if pair.is_against_best_solo or (pair.quantity is Quantity.ENERGY and pair.against == SERIAL.label)
     ]
-    meant = [(cell, verdict) for cell, verdict in meant if not (cell.case.is_mix and cell.num_given)]
-    modes = tuple(list_modes([cell for cell, _ in meant]))
-    cases = {case: number for number, case in enumerate(dict.fromkeys(cell.case for cell, _ in meant))}
-    meant.sort(key=lambda pair: (cases[pair[0].case], pair[1].quantity != Quantity.SPEED, pair[1].is_against_best_solo))
-    by_line = group_by(
-        meant, lambda pair: (pair[0].case, pair[0].degree, pair[1].quantity, pair[1].is_against_best_solo)
-    )
+    pairs = [pair for pair in pairs if not (pair.case.is_mix and pair.cell.num_given)]
+    modes = tuple(list_modes([pair.cell for pair in pairs]))
+    cases = {case: number for number, case in enumerate(dict.fromkeys(pair.case for pair in pairs))}
+    pairs.sort(key=lambda pair: (cases[pair.case], pair.quantity != Quantity.SPEED, pair.is_against_best_solo))
+    by_line = group_by(pairs, lambda pair: (pair.case, pair.degree, pair.quantity, pair.is_against_best_solo))
     lines = [
         Line(
             case=case.label,
             consists=consists.get(case, ""),
             degree=degree,
-            measure=f"{_RATIOS[quantity]} over {' or '.join(dict.fromkeys(verdict.against for _, verdict in members))}",
+            measure=f"{_RATIOS[quantity]} over {' or '.join(dict.fromkeys(pair.against for pair in members))}",
             entries=tuple(
-                tuple(_judged_entry(cell, verdict) for cell, verdict in members if cell.sharing == mode)
-                for mode in modes
+                tuple(_judged_entry(pair) for pair in members if pair.cell.sharing == mode) for mode in modes
             ),
         )
         for (case, degree, quantity, _), members in by_line.items()
     ]
-    has_best_solo = any(verdict.is_against_best_solo for _, verdict in meant)
+    has_best_solo = any(pair.is_against_best_solo for pair in pairs)
     note = "Bold: a verdict that the mode is faster, or uses less energy for the same work. Grey: no verdict."
     return Grid(
         title="Speed-up over the best step mode alone, and energy" if has_best_solo else "Energy for the same work",
@@ -164,10 +159,10 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
     )
 
 
-def _judged_entry(cell: Cell, verdict: Verdict) -> Entry:
-    assert verdict.ratio is not None
-    state = {Decision.BETTER: BEST, Decision.NO_VERDICT: OPEN}.get(verdict.decision, "")
-    return Entry(text=f"{_figure(verdict.ratio)}{'*' if cell.marks else ''}", detail=cell.detail, state=state)
+def _judged_entry(pair: Contrast) -> Entry:
+    assert pair.ratio is not None
+    state = {Decision.BETTER: BEST, Decision.NO_VERDICT: OPEN}.get(pair.decision, "")
+    return Entry(text=f"{_figure(pair.ratio)}{'*' if pair.cell.marks else ''}", detail=pair.cell.detail, state=state)
 
 
 def _measure(cells: Sequence[Cell]) -> str:
@@ -203,7 +198,7 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
     return f"{form(estimate.median)} ({form(low)}-{form(high)})"
 
 
-def _note(verdicts: Sequence[Verdict]) -> str:
+def _note(verdicts: Sequence[Contrast]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     corrected = (
         f"Verdicts (with {MIN_BLOCKS} blocks or more) are corrected for {format_count(number, 'comparison')}, so an "
@@ -218,8 +213,8 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 
 def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    by_case = group_by(mixed_services.compare_services(cells), lambda share: share.cell.case)
-    modes = tuple(list_modes([share.cell for members in by_case.values() for share in members]))
+    by_case = group_by(services.compare_services(cells), lambda pair: pair.case)
+    modes = tuple(list_modes([pair.cell for members in by_case.values() for pair in members]))
     lines = [
         Line(
             case=case.label,
@@ -238,20 +233,22 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     return Grid(title="Services and other jobs together, relative to alone", modes=modes, lines=tuple(lines), note=note)
 
 
-def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[SharingMode, Entry]]]]:
-    for workload, shares in group_by(members, lambda share: share.workload).items():
-        if any(share.throughput_ratio is not None for share in shares):
+def _list_measures(pairs: Sequence[Contrast]) -> Iterator[tuple[str, list[tuple[SharingMode, Entry]]]]:
+    """Yield the measures of one case, each with an entry for every cell."""
+    mixes = list({id(pair.cell): pair.cell for pair in pairs}.values())
+    for workload in services.name_workloads(mixes[0]).values():
+        members = [pair for pair in pairs if pair.subject == workload]
+        if kept := {id(pair.cell): pair.ratio for pair in members if pair.metric == SLOWDOWN}:
+            yield f"throughput kept by {workload}", [_make_kept_entry(cell, kept.get(id(cell))) for cell in mixes]
+        if latencies := services.prefer_latency(members):
+            ratios = {id(pair.cell): pair.ratio for pair in latencies}
             yield (
-                f"throughput kept by {workload}",
-                [_make_kept_entry(share.cell, share.throughput_ratio) for share in shares],
+                f"{services.LATENCIES[latencies[0].metric]} latency of {workload}",
+                [
+                    _make_kept_entry(cell, ratios.get(id(cell)), NOT_SUSTAINED if cell.num_saturated else "")
+                    for cell in mixes
+                ],
             )
-        title = "p99" if any(share.p99 is not None for share in shares) else "mean"
-        latencies = [(share.cell, share.p99 if title == "p99" else share.mean) for share in shares]
-        if any(latency is not None for _, latency in latencies):
-            missing = {id(cell): NOT_SUSTAINED for cell, _ in latencies if cell.num_saturated}
-            entries = [_make_kept_entry(cell, latency, missing.get(id(cell), "")) for cell, latency in latencies]
-            yield f"{title} latency of {workload}", entries
-    mixes = list({id(share.cell): share.cell for share in members}.values())
     if any(ENERGY_VS_ALONE in cell.estimates for cell in mixes):
         yield "energy of all", [_make_kept_entry(cell, cell.estimates.get(ENERGY_VS_ALONE)) for cell in mixes]
 

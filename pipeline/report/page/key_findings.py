@@ -12,18 +12,16 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import other_gpus, scaling
+from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
-from pipeline.report.evaluate.gpu_fractions import describe_fractions
-from pipeline.report.evaluate.mixed_services import describe_shares
+from pipeline.report.evaluate.services import describe_fractions, describe_limits, describe_mixes
 from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, times_in_words
-from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
+from pipeline.report.evaluate.stressors import describe_effects, list_effects
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
 from pipeline.report.figures.drawing import clean_text
-from pipeline.report.page.service_tables import describe_limits
 from pipeline.report.read import hosts, labels
-from pipeline.report.read.choice import STUDY
+from pipeline.report.read.selection import STUDY
 from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
@@ -36,7 +34,7 @@ def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner])
     """Return the answer of the report: the effect of other GPUs, the speed-up of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
-    company = other_gpus.summarize_shares(other_gpus.compare_company(study))
+    company = effects.summarize_other_gpus(effects.compare_other_gpus(study, cells))
     return [*company, *describe_fractions(cells), *_describe_sharing(study, cells, winners)]
 
 
@@ -46,11 +44,11 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
         return "There is no result yet."
     if not any(cell.values for cell in cells):
         return _describe_failure(study, cells)
-    if shares := [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *describe_fractions(cells)]:
+    if shares := [*effects.summarize_other_gpus(effects.compare_other_gpus(study, cells)), *describe_fractions(cells)]:
         return shares[0]
     together = [winner for winner in winners if winner.degree > 1]
     clauses = describe_effects(list_effects(study, cells))[:1]
-    clauses += [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
+    clauses += [_count_winners(cells, together)] if together else describe_mixes(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, together)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"
@@ -69,7 +67,7 @@ def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
 
 def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
-    mixed = describe_shares(cells)
+    mixed = describe_mixes(cells)
     if mixed:
         mixed[0] += sizes_in_words(study, {cell.case for cell in cells if cell.case.is_mix})
     on = _on(study)
@@ -106,20 +104,20 @@ def _describe_services(cells: Sequence[Cell]) -> str:
 
 
 def _describe_mig(cells: Sequence[Cell]) -> str:
-    losses = [(step.loss_pct, step) for step in scaling.steps(cells) if step.loss_pct is not None]
+    losses = [(step.loss_pct, step) for step in effects.steps(cells) if step.loss_pct is not None]
     losses.sort(key=lambda loss: loss[0])
-    besides = [effect for effect in scaling.compare_co_runners(cells) if effect.cell.sharing == MIG]
-    in_order = sorted(besides, key=lambda effect: effect.throughput_ratio.median)
+    besides = sorted(
+        (pair for pair in effects.compare_co_runners(cells) if pair.cell.sharing == MIG), key=lambda pair: pair.gain
+    )
     parts = []
     if losses:
         ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
-        words = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({end.case.label})" for pct, end in ends]
+        words = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({end.pair.case.label})" for pct, end in ends]
         parts.append(f"on {losses[0][1].smaller} a job is {' to '.join(words)} than on the whole GPU")
-    if in_order:
-        worst = in_order[0]
+    if besides and (lowest := besides[0].ratio) is not None:
         parts.append(
-            f"with co-runners on other instances, a job keeps at least {times_in_words(worst.throughput_ratio)} its "
-            f"throughput ({worst.cell.case.label}, {worst.cell.mode})"
+            f"with co-runners on other instances, a job keeps at least {times_in_words(lowest)} its "
+            f"throughput ({besides[0].case.label}, {besides[0].mode})"
         )
     return "; ".join(parts)
 

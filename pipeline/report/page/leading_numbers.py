@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import other_gpus, scaling
+from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import Case, Cell, list_metrics
-from pipeline.report.evaluate.gpu_fractions import list_fractions
-from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, contrast_with_alone, is_best_solo_serial
+from pipeline.report.evaluate.effects import find_serial
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
@@ -25,21 +25,24 @@ from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
     P99_LATENCY,
     TOTAL_TIME,
+    choose_prefix,
+    scale_estimate,
 )
-from pipeline.report.evaluate.mixed_services import compare_services
-from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
-from pipeline.report.evaluate.solo_modes import find_serial
+from pipeline.report.evaluate.services import (
+    LATENCIES,
+    compare_services,
+    find_rate_limits,
+    list_fractions,
+    prefer_latency,
+)
 from pipeline.report.evaluate.statistics import MARGIN, Estimate
-from pipeline.report.evaluate.stressor_effects import (
+from pipeline.report.evaluate.stressors import (
     StressorEffect,
     find_strongest,
     list_effects,
-    runs_stressor,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.page.service_tables import find_rate_limits
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import Study
@@ -71,7 +74,7 @@ class LeadingNumber:
 
 
 def select_leading_numbers(
-    study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict]
+    study: Study, cells: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> tuple[LeadingNumber, ...]:
     """Return the leading numbers of a study.
 
@@ -82,21 +85,21 @@ def select_leading_numbers(
     if any(list_fractions(cells)):
         return ()
     right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
-    clean = [cell for cell in right if not runs_stressor(cell)]
+    clean = [cell for cell in right if not cell.has_stressor]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
         _list_services(clean, cells, verdicts),
         _list_profiles(clean),
-        _list_company(study, clean),
+        _list_other_gpus(study, clean, cells),
         _list_sensitivities(list_effects(study, right), _count_gpus(right)),
     )
-    is_beside_stressors = any(map(runs_stressor, cells))
+    is_beside_stressors = any(cell.has_stressor for cell in cells)
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
     return numbers or (() if is_beside_stressors else tuple(itertools.islice(_list_figures(clean), MOST)))
 
 
-def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Iterator[LeadingNumber]:
+def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> Iterator[LeadingNumber]:
     """Yield gains over the best step mode alone, over serial and over naive sharing, and the energy of one of them."""
     together = [cell for cell in clean if cell.degree > 1 and cell.sharing != SERIAL and not cell.num_given]
     together = [cell for cell in together if not _has_noted_baseline(cell, cells)]
@@ -124,14 +127,13 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
 
 
 def _list_over_naive(
-    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Verdict]
+    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> Iterator[LeadingNumber]:
     naive = [(cell.case, cell.degree) for cell in together if cell.sharing == NAIVE]
-    for cell, verdict in itertools.product(chosen, verdicts):
-        is_same = (cell.case, cell.degree, cell.mode) == (verdict.case, verdict.degree, verdict.mode)
-        is_speed = (verdict.against, verdict.quantity) == (NAIVE.label, Quantity.SPEED)
-        if is_same and is_speed and verdict.ratio is not None and (cell.case, cell.degree) in naive:
-            yield _make_ratio(cell, verdict.ratio, "the speed of naive sharing", verdict)
+    for cell, pair in itertools.product(chosen, verdicts):
+        is_speed = (pair.against, pair.quantity) == (NAIVE.label, Quantity.SPEED)
+        if pair.cell is cell and is_speed and pair.ratio is not None and (cell.case, cell.degree) in naive:
+            yield _make_ratio(pair, "the speed of naive sharing", pair.decision)
             return
 
 
@@ -171,24 +173,22 @@ def _name_best_solo(cell: Cell) -> str:
 
 def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield throughput, latency and energy of the mix of services and other jobs that keeps the most throughput."""
-    by_cell = group_by(compare_services(clean), lambda share: id(share.cell)).values()
-    throughputs = [([s.throughput_ratio for s in shares if s.throughput_ratio], shares) for shares in by_cell]
-    worst = [(min(ratios, key=_median), shares) for ratios, shares in throughputs if ratios]
-    if not worst:
+    by_cell = group_by(compare_services(clean), lambda pair: id(pair.cell)).values()
+    throughputs = [([pair for pair in pairs if pair.metric == SLOWDOWN], pairs) for pairs in by_cell]
+    lowest = [(min(kept, key=_median), pairs) for kept, pairs in throughputs if kept]
+    if not lowest:
         return
-    throughput, shares = max(worst, key=lambda pair: _median(pair[0]))
-    cell = shares[0].cell
-    yield _make_ratio(cell, throughput, "the throughput that the job next to the service has alone")
-    p99, mean = ([x for s in shares if (x := getattr(s, name)) is not None] for name in ("p99", "mean"))
-    if latencies := p99 or mean:
-        title = "p99" if p99 else "mean"
-        yield _make_ratio(cell, max(latencies, key=_median), f"the {title} latency that the service has alone")
-    if ENERGY_VS_ALONE in cell.estimates:
-        yield _make_ratio(cell, cell.estimates[ENERGY_VS_ALONE], "the energy of the same work with each job alone")
+    throughput, pairs = max(lowest, key=lambda member: _median(member[0]))
+    yield _make_ratio(throughput, "the throughput that the job next to the service has alone")
+    if latencies := prefer_latency(pairs):
+        title = LATENCIES[latencies[0].metric]
+        yield _make_ratio(max(latencies, key=_median), f"the {title} latency that the service has alone")
+    if (energy := contrast_with_alone(throughput.cell, ENERGY_VS_ALONE)) is not None:
+        yield _make_ratio(energy, "the energy of the same work with each job alone")
 
 
 def _list_services(
-    clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]
+    clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> Iterator[LeadingNumber]:
     """Yield the highest rates within an objective; without one, the latency of services together against alone."""
     limits = [limit for limit in find_rate_limits(cells) if limit.total and limit.num_rates > 1 and not limit.marks]
@@ -211,34 +211,32 @@ def _list_services(
 
 def _list_profiles(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield the cost of MIG, the effect of co-runners on other instances, and the lowest gain of a larger profile."""
-    places = {(cell.case, scaling.find_place(cell)) for cell in clean if cell.degree == 1}
-    steps = [s for s in scaling.steps(clean) if {(s.case, s.larger), (s.case, s.smaller)} <= places]
+    places = {(cell.case, effects.find_place(cell)) for cell in clean if cell.degree == 1}
+    steps = [s for s in effects.steps(clean) if {(s.pair.case, s.larger), (s.pair.case, s.smaller)} <= places]
     if costs := [step for step in steps if step.loss_pct is not None]:
-        yield _make_step(max(costs, key=lambda step: _median(step.ratio)), clean)
-    besides = [effect for effect in scaling.compare_co_runners(clean) if effect.cell.sharing == MIG]
-    if besides:
-        effect = min(besides, key=lambda effect: _median(effect.throughput_ratio))
-        yield _make_ratio(effect.cell, effect.throughput_ratio, "the throughput without co-runners on other instances")
+        yield _make_step(max(costs, key=lambda step: step.median), clean)
+    if besides := [pair for pair in effects.compare_co_runners(clean) if pair.cell.sharing == MIG]:
+        yield _make_ratio(min(besides, key=_median), "the throughput without co-runners on other instances")
     if scaled := [step for step in steps if step.loss_pct is None and step.ideal]:
-        yield _make_step(min(scaled, key=lambda step: _median(step.ratio) / (step.ideal or 1)), clean)
+        yield _make_step(min(scaled, key=lambda step: step.median / (step.ideal or 1)), clean)
 
 
-def _make_step(step: scaling.Step, clean: Sequence[Cell]) -> LeadingNumber:
+def _make_step(step: effects.ProfileStep, clean: Sequence[Cell]) -> LeadingNumber:
     larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
     ideal = f" (ratio of the multiprocessors: {step.ideal:.2f})" if step.ideal else ""
-    label, jobs = f"the speed on {step.smaller}{ideal}", f"{step.case.label} on {larger}"
-    return _make_number(step.ratio, label, jobs, num_gpus=_count_gpus(_select_case(step.case, clean)))
+    label, jobs = f"the speed on {step.smaller}{ideal}", f"{step.pair.case.label} on {larger}"
+    return _make_number(step.pair.ratio, label, jobs, num_gpus=_count_gpus(_select_case(step.pair.case, clean)))
 
 
-def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
+def _list_other_gpus(study: Study, clean: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield the lowest speed while other GPUs of the host work."""
-    ran = {(cell.case, cell.degree, cell.mode) for cell in clean}
-    shares = [s for s in other_gpus.compare_company(study) if (s.case, s.degree, s.mode) in ran]
-    if shares:
-        lowest = min(shares, key=lambda share: _median(share.share))
-        label = f"the speed while no other GPU works, the lowest of {format_count(len(shares), 'group')}"
-        jobs = f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}"
-        yield _make_number(lowest.share, label, jobs, num_gpus=_count_gpus(_select_case(lowest.case, clean)))
+    pairs = [pair for pair in effects.compare_other_gpus(study, cells) if any(pair.other is cell for cell in clean)]
+    if pairs:
+        lowest = min(pairs, key=_median)
+        reference = effects.find_reference(lowest)
+        label = f"the speed while no other GPU works, the lowest of {format_count(len(pairs), 'group')}"
+        num_gpus = _count_gpus(_select_case(reference.case, clean))
+        yield _make_number(lowest.ratio, label, _name_group(reference), num_gpus=num_gpus)
 
 
 def _list_sensitivities(effects: Sequence[StressorEffect], num_gpus: int) -> Iterator[LeadingNumber]:
@@ -272,25 +270,26 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
             yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus([cell]))
 
 
-def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Verdict]) -> LeadingNumber:
+def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Contrast]) -> LeadingNumber:
     """Make a number from the comparison of a cell with a baseline, by the metric of this comparison."""
-    place = (cell.case, cell.degree, cell.mode, name)
     known = (
-        verdict
-        for verdict in verdicts
-        if (verdict.case, verdict.degree, verdict.mode, verdict.metric) == place
-        and (verdict.against == SERIAL.label or verdict.is_against_best_solo)
+        pair
+        for pair in verdicts
+        if (pair.case, pair.degree, pair.mode, pair.metric) == (cell.case, cell.degree, cell.mode, name)
+        and (pair.against == SERIAL.label or pair.is_against_best_solo)
     )
-    return _make_ratio(cell, cell.figures[name], label, next(known, None))
+    verdict, gain = next(known, None), contrast_with_alone(cell, name)
+    assert gain is not None  # the cell has this figure
+    return _make_ratio(gain, label, None if verdict is None else verdict.decision)
 
 
-def _make_ratio(cell: Cell, ratio: Estimate, label: str, verdict: Verdict | None = None) -> LeadingNumber:
-    decision = None if verdict is None else verdict.decision
-    return _make_number(ratio, label, _name_group(cell), num_gpus=_count_gpus([cell]), decision=decision)
+def _make_ratio(pair: Contrast, label: str, decision: Decision | None = None) -> LeadingNumber:
+    num_gpus = _count_gpus([pair.cell])
+    return _make_number(pair.ratio, label, _name_group(pair.cell), num_gpus=num_gpus, decision=decision)
 
 
 def _make_number(
-    estimate: Estimate,
+    estimate: Estimate | None,
     label: str,
     jobs: str,
     unit: str | None = None,
@@ -299,6 +298,7 @@ def _make_number(
     decision: Decision | None = None,
 ) -> LeadingNumber:
     """Make a number from an estimate; without a unit it is a ratio."""
+    assert estimate is not None
     form: Callable[[float], str] = "{:.2f}".format if unit is None else round_value
     basis = _describe_basis(estimate, form, num_gpus, decision)
     return LeadingNumber(
@@ -329,5 +329,7 @@ def _select_case(case: Case, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.case == case]
 
 
-def _median(estimate: Estimate) -> float:
+def _median(figure: Estimate | Contrast) -> float:
+    estimate = figure.ratio if isinstance(figure, Contrast) else figure
+    assert estimate is not None
     return estimate.median

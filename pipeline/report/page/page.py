@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate import contrasts, paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
-from pipeline.report.evaluate.doubts import list_doubts
-from pipeline.report.evaluate.gpu_fractions import list_fractions
-from pipeline.report.evaluate.stressor_effects import runs_stressor
-from pipeline.report.evaluate.stressor_leaks import describe_loads
-from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.contrasts import Contrast
+from pipeline.report.evaluate.services import list_fractions
+from pipeline.report.evaluate.stressors import describe_loads
+from pipeline.report.evaluate.verdicts import Winner
+from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.figures import catalogue
-from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
-from pipeline.report.figures.parts import Part
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, Part, clean_text
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import (
@@ -30,7 +29,7 @@ from pipeline.report.page.key_findings import (
     write_answer,
 )
 from pipeline.report.page.leading_numbers import select_leading_numbers
-from pipeline.report.page.study_tables import COMPARISONS, comparison_table, make_tables
+from pipeline.report.page.study_tables import COMPARISONS, make_comparison_table, make_tables
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
@@ -66,7 +65,7 @@ class Content:
 
     study: Study
     cells: Sequence[Cell]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Contrast]
     winners: Sequence[Winner]
     tables: Sequence[Table]
     figures: Sequence[Drawn]
@@ -78,7 +77,7 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
     `has_columns` draws the figures for a column of a paper too, which takes as long again.
     """
     cells = make_cells(study)
-    comparisons = verdicts.verdicts(cells)
+    comparisons = contrasts.compare_modes(cells)
     best = verdicts.winners(cells, comparisons)
     tables = make_tables(study, cells, comparisons, best, paper.compare(cells, comparisons))
     figures = catalogue.draw_figures(study, cells, timeline, has_columns=has_columns)
@@ -87,7 +86,7 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
 
 def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
-    study, ordinary = content.study, [cell for cell in content.cells if not runs_stressor(cell)]
+    study, ordinary = content.study, [cell for cell in content.cells if not cell.has_stressor]
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     # A picture without a figure tells nothing on the first screen.
     num_opening = 1 if any(cell.values for cell in content.cells) else 0
@@ -111,7 +110,7 @@ def render(content: Content) -> str:
             not_ranked=count_unranked(content.cells),
             grids=grids(study, ordinary, content.verdicts, content.winners),
             theme=THEME,
-            comparisons=comparison_table(content.cells, content.verdicts),
+            comparisons=make_comparison_table(content.verdicts),
             comparisons_in_words=_count_comparisons(content.verdicts),
             sections=sections,
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
@@ -130,7 +129,7 @@ def render(content: Content) -> str:
     return strip_forbidden(text)
 
 
-def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
+def _count_comparisons(verdicts: Sequence[Contrast]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     comparisons = "One comparison" if number == 1 else f"All {number} comparisons"
     missing = len(verdicts) - number

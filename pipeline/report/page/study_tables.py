@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from pipeline.base.domain import mig_names, work_units
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SPEEDUP, select_independent
 from pipeline.base.domain.records import DEVICE, Result
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.window import WindowKind
-from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
-from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
+from pipeline.report.evaluate.contrasts import BASELINES_NOTE, HOST_NOTE, Contrast
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
@@ -28,23 +28,35 @@ from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     METRICS,
     TOTAL_TIME,
-    Scale,
+    choose_prefix,
     find_table,
+    scale_estimate,
 )
-from pipeline.report.evaluate.pairs import BASELINES_NOTE, HOST_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
-from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
-from pipeline.report.evaluate.stressor_effects import list_effects
-from pipeline.report.evaluate.verdicts import Verdict, Winner
-from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate, Scale, estimate
+from pipeline.report.evaluate.stressors import list_effects
+from pipeline.report.evaluate.verdicts import Winner
+from pipeline.report.evaluate.wording import describe_host_bound, jobs_in_words
+from pipeline.report.page.effect_tables import (
+    list_profile_tables,
+    list_service_tables,
+    make_counter_table,
+    make_other_gpu_table,
+    make_pair_table,
+    make_share_table,
+    make_stressor_table,
+)
 from pipeline.report.page.frameworks import framework_table
-from pipeline.report.page.profile_tables import list_profile_tables
-from pipeline.report.page.service_tables import beside_table, fraction_table, objective_table
-from pipeline.report.page.share_table import share_table
-from pipeline.report.page.stressor_table import make_counter_table, make_pair_table, make_stressor_table
-from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
-from pipeline.report.page.workload_table import workload_table
-from pipeline.report.read.study_records import Row, Study
+from pipeline.report.page.table_format import (
+    MISSING,
+    Column,
+    Table,
+    Value,
+    format_estimate,
+    list_end_columns,
+    make_table,
+)
+from pipeline.report.read.study_records import Block, Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: the jobs ran on the CPU, so the figures are no measurements of a real GPU."
 _INTERVALS = (
@@ -64,48 +76,214 @@ _VERDICT_NOTE = (
 )
 _DOUBTFUL_NOTE = "*: doubtful; the page of the report has the reason."
 _CELL_NOTE = f"{_INTERVALS} Figures of serial copies are computed from the solo run. Wrong results have no figures."
-_Place = tuple[Case, int, str, str]  # case, degree, mode and profile
+_Place = tuple[Case, int, str, str]
+"""Case, degree, mode and profile."""
+_PROGRAM_COLUMNS = {
+    "model": "model",
+    "dataset": "data set",
+    "image_px": "pixels",
+    "sequence_tokens": "tokens",
+    "num_classes": "classes",
+    "batch_size": "batch size",
+    "job.parameters": "parameters",
+    "job.samples_per_epoch": "samples per epoch",
+}
+
+_CELL_COLUMNS: tuple[Column[Cell], ...] = (
+    Column("case", lambda cell: cell.case.label),
+    Column("jobs", lambda cell: cell.degree),
+    Column("mode", lambda cell: cell.mode),
+)
 
 
 def make_tables(
     study: Study,
     cells: Sequence[Cell],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[Contrast],
     winners: Sequence[Winner],
     checks: Sequence[FindingCheck],
 ) -> list[Table]:
     """Return all tables with rows, in the order of a report."""
     tables = [
-        winner_table(winners),
-        verdict_table(verdicts),
+        _make_winner_table(winners),
+        _make_verdict_table(verdicts),
         *list_profile_tables(cells),
-        one_process_table(cells),
-        *(group_table(cells, *group) for group in GROUPS),
+        make_one_process_table(cells),
+        *(make_group_table(cells, *group) for group in GROUPS),
         framework_table(study),
-        instance_table(study),
-        objective_table(cells),
-        fraction_table(cells),
-        beside_table(cells),
-        share_table(cells),
+        make_instance_table(study),
+        *list_service_tables(cells),
+        make_share_table(cells),
         make_stressor_table(list_effects(study, cells)),
         make_pair_table(study, cells),
         make_counter_table(study),
-        other_gpus_table(study),
-        host_table(cells),
-        result_table(cells),
-        ending_table(cells),
-        *publication_tables(checks),
-        drift_table(study),
-        workload_table(study),
-        case_table(study),
-        block_table(study),
+        make_other_gpu_table(study, cells, _INTERVALS),
+        _make_host_table(cells),
+        _make_result_table(cells),
+        _make_ending_table(cells),
+        *list_publication_tables(checks),
+        make_drift_table(study),
+        make_workload_table(study),
+        _make_mix_table(study),
+        _make_block_table(study),
     ]
     stamp = f"{SIMULATED_NOTE} " if study.is_simulated else ""
     return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
 
 
-def instance_table(study: Study) -> Table:
-    """Return a table of the GPU instances of each profile."""
+def _make_winner_table(winners: Sequence[Winner]) -> Table:
+    columns: list[Column[Winner]] = [
+        Column("case", lambda winner: winner.case.label),
+        Column("jobs", lambda winner: winner.degree),
+        Column("fastest", lambda winner: winner.mode or "no single one: " + ", ".join(winner.tied)),
+        *list_end_columns("speed-up over serial", lambda winner: winner.speedup),
+        *list_end_columns(
+            METRICS[BEST_SOLO].title, lambda winner: winner.over_best_solo, "low against it", "high against it"
+        ),
+        Column("best step mode alone", lambda winner: winner.best_solo or None),
+        Column("in words", lambda winner: winner.sentence),
+    ]
+    title = "The fastest mode of each case"
+    return make_table("winners", title, columns, winners, _INTERVALS, is_for_machines=True)
+
+
+def _make_verdict_table(verdicts: Sequence[Contrast]) -> Table:
+    """Make a table of every comparison of two modes."""
+    columns: list[Column[Contrast]] = [
+        Column("case", lambda pair: pair.case.label),
+        Column("jobs", lambda pair: pair.degree),
+        Column("mode", lambda pair: pair.mode),
+        Column("against", lambda pair: pair.against),
+        Column("quantity", lambda pair: pair.quantity.value),
+        *list_end_columns("ratio", lambda pair: pair.ratio),
+        Column("blocks", lambda pair: pair.num_blocks),
+        Column("p", lambda pair: pair.p),
+        Column("p adjusted", lambda pair: pair.p_adjusted),
+        Column("verdict", lambda pair: pair.decision.value),
+        Column("blocks needed", lambda pair: pair.blocks_needed),
+        Column("in words", lambda pair: pair.sentence),
+    ]
+    title = f"Verdicts: {_COMPARED}"
+    return make_table(COMPARISONS, title, columns, verdicts, _VERDICT_NOTE, is_for_machines=True)
+
+
+def make_comparison_table(verdicts: Sequence[Contrast]) -> Table:
+    """Make a table of every comparison in brief, for the page."""
+
+    def format_ratio(pair: Contrast) -> str:
+        ratio = MISSING if pair.ratio is None else format_estimate(pair.ratio)
+        return f"{ratio}*" if pair.cell.marks else ratio
+
+    columns: list[Column[Contrast]] = [
+        Column("case", lambda pair: pair.case.label),
+        Column("jobs", lambda pair: pair.degree),
+        Column("mode", lambda pair: pair.mode),
+        Column("against", lambda pair: pair.baseline),
+        Column("quantity", lambda pair: pair.quantity.value),
+        Column("ratio", format_ratio),
+        Column("blocks", lambda pair: pair.num_blocks),
+        Column("verdict", lambda pair: pair.decision.value),
+        Column("p adjusted", lambda pair: pair.p_adjusted),
+        Column("blocks needed", lambda pair: pair.blocks_needed),
+    ]
+    return make_table(COMPARISONS, f"{_COMPARED[:1].upper()}{_COMPARED[1:]}", columns, verdicts, _VERDICT_NOTE)
+
+
+def make_group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
+    """Make a table of some quantities of every cell, each as `median (low to high)`."""
+    known = list_metrics(cells)
+    work_names = [key for cell in cells for key in cell.counted if key in known and find_table(known[key]) == name]
+    listener_names = [key for cell in cells for key, metric in cell.sampled.items() if find_table(metric) == name]
+    in_order = dict.fromkeys([*work_names, *metrics, *listener_names])
+    names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
+
+    def make_column(name: str) -> Column[Cell]:
+        medians = [cell.estimates[name].median for cell in cells if name in cell.estimates]
+        scale, prefix = choose_prefix(medians, known[name].unit)
+        return Column(
+            known[name].heading(prefix),
+            lambda cell: cell.estimates.get(name),
+            lambda figure: format_estimate(scale_estimate(figure, scale)),
+        )
+
+    columns = [
+        *_CELL_COLUMNS,
+        Column("result", lambda cell: f"{_count_results(cell)}*" if cell.marks else _count_results(cell)),
+        *map(make_column, names),
+    ]
+    items = [
+        cell
+        for cell in cells
+        # Serial copies of a steady window have the figures of one job. A training, for example, has no latencies.
+        if not (cell.is_derived and (cell.num_given or cell.window.is_steady))
+        and (any(name in cell.estimates for name in names) or not cell.values)
+    ]
+    notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
+    notes += [HOST_NOTE] if SPEEDUP in names and any(cell.depends_on_host for cell in cells) else []
+    notes += [_DOUBTFUL_NOTE] if any(cell.marks for cell in cells) else []
+    return make_table(name, title, columns, items if names else (), " ".join(notes))
+
+
+def make_one_process_table(cells: Sequence[Cell]) -> Table:
+    """Make a table of speed beside memory, CPU and energy, if jobs shared a process, which saves the latter."""
+    by_mode = {cell.mode: cell.sharing.gives_up for cell in cells if cell.sharing.gives_up}
+    metrics = (SPEEDUP, BEST_SOLO, MEMORY_PEAK, HOST_MEMORY, HOST_CPU, ENERGY_VS_ALONE)
+    title = "Sharing inside one process, and between processes"
+    table = make_group_table(cells if by_mode else (), "one_process", title, metrics)
+    given_up = " ".join(f"{mode} gives up {what}." for mode, what in by_mode.items())
+    return dataclasses.replace(table, note=f"{given_up} {table.note}".strip())
+
+
+def _make_host_table(cells: Sequence[Cell]) -> Table:
+    table = make_group_table(cells, "host", "The host", HOST)
+    return dataclasses.replace(table, note=f"{describe_host_bound(cells)} {table.note}".strip())
+
+
+def _make_result_table(cells: Sequence[Cell]) -> Table:
+    """Make a table of every cell with all quantities in full."""
+    known = list_metrics(cells)
+    titles = {name: metric.heading() for name, metric in known.items() if any(name in cell.estimates for cell in cells)}
+    columns = [
+        *_CELL_COLUMNS,
+        Column("result", _count_results),
+        Column("blocks", lambda cell: sum(cell.results.values())),
+        *itertools.chain.from_iterable(
+            list_end_columns(title, _read_quantity(name), f"{title}: low", f"{title}: high")
+            for name, title in titles.items()
+        ),
+    ]
+    title = "Results by case, degree and mode"
+    return make_table("results", title, columns, cells, _CELL_NOTE, is_for_machines=True)
+
+
+def _read_quantity(name: str) -> Callable[[Cell], Estimate | None]:
+    return lambda cell: cell.estimates.get(name)
+
+
+def _make_ending_table(cells: Sequence[Cell]) -> Table:
+    """Make a table of the cells that did not end `ok` in every block, with reasons."""
+    columns = [
+        *_CELL_COLUMNS,
+        Column("result", _count_results),
+        Column("reason", lambda cell: cell.reason),
+        Column(
+            "speed-up of the wrong results (not ranked)",
+            lambda cell: cell.wrong_values.get(SPEEDUP),
+            lambda by_block: statistics.median(by_block.values()),
+        ),
+    ]
+    items = [cell for cell in cells if set(cell.results) != {Result.OK} and not cell.is_derived]
+    return make_table("endings", "Groups that did not end ok", columns, items)
+
+
+def _count_results(cell: Cell) -> str:
+    """Return `ok`, or the number of each outcome: `ok 4, oom 1`."""
+    counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
+    return counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)
+
+
+def make_instance_table(study: Study) -> Table:
+    """Make a table of the GPU instances of each profile."""
     cases = label_cases(study)
     read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
@@ -123,154 +301,47 @@ def instance_table(study: Study) -> Table:
                 together = max if name == INSTANCE_MEMORY else statistics.fmean
                 read[place][name][row.block] = together(values.values())
     names = [name for name in (*ACTIVITY, INSTANCE_MEMORY) if any(name in figures for figures in read.values())]
-    rows: list[Values] = []
-    for place, by_name in sorted(read.items()):
-        texts = [_format_instances(name, by_name[name], gpus[place]) if name in by_name else None for name in names]
-        rows.append((place[0].label, *place[1:], *texts))
-    titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
+
+    def make_column(name: str) -> Column[_Place]:
+        title = "peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title
+        return Column(title, lambda place: _estimate_instances(name, read[place].get(name), gpus[place]))
+
+    columns = [
+        Column("case", lambda place: place[0].label),
+        Column("jobs", lambda place: place[1]),
+        Column("mode", lambda place: place[2]),
+        Column("profile", lambda place: place[3]),
+        *map(make_column, names),
+    ]
     note = (
         "Mean over the instances of a profile (for memory: the maximum), then the median over the blocks. Shares are "
         "relative to the instance."
     )
-    columns = ("case", "jobs", "mode", "profile", *titles)
-    return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
+    return make_table("instances", "GPU instances by profile", columns, sorted(read), note)
 
 
-def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
+def _estimate_instances(name: str, by_block: Mapping[int, float] | None, gpus: Mapping[int, str]) -> Estimate | None:
+    if by_block is None:
+        return None
     if name == INSTANCE_MEMORY:
-        return format_estimate(estimate(list(by_block.values()), Scale.PEAK))
-    return format_estimate(estimate(select_independent(by_block, gpus), Scale.SHARE))
+        return estimate(list(by_block.values()), Scale.PEAK)
+    return estimate(select_independent(by_block, gpus), Scale.SHARE)
 
 
-def other_gpus_table(study: Study) -> Table:
-    """Return a table of the speed of groups while other GPUs of the host work, relative to without."""
-    rows: list[Values] = []
-    for group in other_gpus.compare_company(study):
-        ran = (group.case.label, group.degree, group.mode, group.beside)
-        rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
-    heads = ("case", "jobs", "mode", "other GPUs", "speed in company", "low", "high", "blocks", "in words")
-    note = f"{_INTERVALS} Ratios are computed within a block and machine state; 1 means that other GPUs have no effect."
-    return Table("other-gpus", "Speed while other GPUs of the host work", heads, tuple(rows), note)
+class _BaselineSeries(NamedTuple):
+    """The figures of a baseline, by block."""
+
+    label: str
+    unit: str
+    by_block: Mapping[int, float]
+
+    @property
+    def values(self) -> list[float]:
+        return [value for _, value in sorted(self.by_block.items())]
 
 
-def winner_table(winners: Sequence[Winner]) -> Table:
-    """Return a table of the fastest mode of each case."""
-    rows: list[Values] = []
-    for winner in winners:
-        fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
-        gains = (*list_ends(winner.speedup), *list_ends(winner.over_best_solo), winner.best_solo or None)
-        rows.append((winner.case.label, winner.degree, fastest, *gains, winner.sentence))
-    over_serial = ("speed-up over serial", "low", "high")
-    over_best = (METRICS[BEST_SOLO].title, "low against it", "high against it", "best step mode alone")
-    heads = ("case", "jobs", "fastest", *over_serial, *over_best, "in words")
-    return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
-
-
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return a table of every comparison of two modes."""
-    rows: list[Values] = []
-    for verdict in verdicts:
-        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, verdict.quantity.value)
-        tested = (verdict.num_blocks, verdict.p, verdict.p_adjusted, verdict.decision.value, verdict.blocks_needed)
-        rows.append((*compared, *list_ends(verdict.ratio), *tested, verdict.sentence))
-    compares = ("case", "jobs", "mode", "against", "quantity", "ratio", "low", "high", "blocks")
-    tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
-    title = f"Verdicts: {_COMPARED}"
-    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE, is_for_machines=True)
-
-
-def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
-    """Return a table of every comparison in brief, for the page."""
-    marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
-    rows: list[Values] = []
-    for verdict in verdicts:
-        ratio = MISSING if verdict.ratio is None else format_estimate(verdict.ratio)
-        star = "*" if (verdict.case, verdict.degree, verdict.mode) in marked else ""
-        quantity = verdict.quantity.value
-        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.baseline, quantity, f"{ratio}{star}")
-        decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
-        rows.append((*compared, *decided))
-    compares = ("case", "jobs", "mode", "against", "quantity", "ratio")
-    tests = ("blocks", "verdict", "p adjusted", "blocks needed")
-    title = f"{_COMPARED[:1].upper()}{_COMPARED[1:]}"
-    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE)
-
-
-def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
-    """Return a table of some quantities of every cell, each as `median (low to high)`."""
-    known = list_metrics(cells)
-    work_names = [key for cell in cells for key in cell.counted if key in known and find_table(known[key]) == name]
-    listener_names = [key for cell in cells for key, metric in cell.sampled.items() if find_table(metric) == name]
-    in_order = dict.fromkeys([*work_names, *metrics, *listener_names])
-    names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
-    scales = {
-        name: choose_prefix((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
-        for name in names
-    }
-    rows: list[Values] = []
-    for cell in cells:
-        if cell.is_derived and (cell.num_given or cell.window.is_steady):
-            continue  # such serial copies have the same figures as one job
-        figures = [
-            format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
-            for name in names
-        ]
-        if any(figures) or not cell.values:  # for example, a training has no figures in the table of latencies
-            *ran, result = _describe_run(cell)
-            rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
-    heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
-    notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
-    notes += [HOST_NOTE] if SPEEDUP in names and any(cell.depends_on_host for cell in cells) else []
-    notes += [_DOUBTFUL_NOTE] if any(cell.marks for cell in cells) else []
-    return Table(name, title, heads, tuple(rows) if names else (), " ".join(notes))
-
-
-def one_process_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of speed beside memory, CPU and energy, if jobs shared a process, which saves the latter."""
-    by_mode = {cell.mode: cell.sharing.gives_up for cell in cells if cell.sharing.gives_up}
-    metrics = (SPEEDUP, BEST_SOLO, MEMORY_PEAK, HOST_MEMORY, HOST_CPU, ENERGY_VS_ALONE)
-    title = "Sharing inside one process, and between processes"
-    table = group_table(cells if by_mode else (), "one_process", title, metrics)
-    given_up = " ".join(f"{mode} gives up {what}." for mode, what in by_mode.items())
-    return dataclasses.replace(table, note=f"{given_up} {table.note}".strip())
-
-
-def host_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the host figures, with a note on the host-bound cells."""
-    table = group_table(cells, "host", "The host", HOST)
-    return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
-
-
-def result_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of every cell with all quantities in full."""
-    known = list_metrics(cells)
-    names = [name for name in known if any(name in cell.estimates for cell in cells)]
-    titles = [known[name].heading() for name in names]
-    heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
-    rows: list[Values] = []
-    for cell in cells:
-        figures = [value for name in names for value in list_ends(cell.estimates.get(name))]
-        rows.append((*_describe_run(cell), sum(cell.results.values()), *figures))
-    columns = ("case", "jobs", "mode", "result", "blocks", *heads)
-    title = "Results by case, degree and mode"
-    return Table("results", title, columns, tuple(rows), _CELL_NOTE, is_for_machines=True)
-
-
-def ending_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the cells that did not end `ok` in every block, with reasons."""
-    rows: list[Values] = []
-    for cell in cells:
-        if set(cell.results) == {Result.OK} or cell.is_derived:
-            continue
-        wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
-        unranked = statistics.median(wrong) if wrong else None
-        rows.append((*_describe_run(cell), cell.reason, unranked))
-    heads = ("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)")
-    return Table("endings", "Groups that did not end ok", heads, tuple(rows))
-
-
-def drift_table(study: Study) -> Table:
-    """Return a table of the change of the baselines from block to block."""
+def make_drift_table(study: Study) -> Table:
+    """Make a table of the change of the baselines from block to block."""
     cases = label_cases(study)
     by_label: dict[tuple[str, str, str], dict[int, float]] = {}
     has_several = len({block.gpu_uuid for block in study.blocks}) > 1
@@ -281,69 +352,27 @@ def drift_table(study: Study) -> Table:
             label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
             gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs does not count as drift
             by_label.setdefault((label, gpu, unit), {})[row.block] = value
-    rows: list[Values] = []
-    for (name, gpu, unit), by_block in sorted(by_label.items()):
-        label = f"{name} on {gpu[:12]}" if gpu else name
-        values = [value for _, value in sorted(by_block.items())]
-        if len(values) > 1:
-            change = 100 * (values[-1] / values[0] - 1)
-            spread = 100 * statistics.stdev(values) / statistics.fmean(values)
-            blocks = (len(values), min(by_block), max(by_block))
-            rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
-    heads = ("baseline", "unit", "blocks", "first block", "last block")
-    figures = ("last against first (%)", "standard deviation (%)", "lowest", "highest")
+    series = [
+        _BaselineSeries(f"{name} on {gpu[:12]}" if gpu else name, unit, by_block)
+        for (name, gpu, unit), by_block in sorted(by_label.items())
+        if len(by_block) > 1
+    ]
+    columns: list[Column[_BaselineSeries]] = [
+        Column("baseline", lambda baseline: baseline.label),
+        Column("unit", lambda baseline: baseline.unit),
+        Column("blocks", lambda baseline: len(baseline.by_block)),
+        Column("first block", lambda baseline: min(baseline.by_block)),
+        Column("last block", lambda baseline: max(baseline.by_block)),
+        Column("last against first (%)", lambda baseline: 100 * (baseline.values[-1] / baseline.values[0] - 1)),
+        Column(
+            "standard deviation (%)",
+            lambda baseline: 100 * statistics.stdev(baseline.values) / statistics.fmean(baseline.values),
+        ),
+        Column("lowest", lambda baseline: min(baseline.values)),
+        Column("highest", lambda baseline: max(baseline.values)),
+    ]
     note = "Drift does not affect speed-ups, because they use the baseline of the same block."
-    return Table("drift", "Drift of the serial baselines between blocks", (*heads, *figures), tuple(rows), note)
-
-
-def case_table(study: Study) -> Table:
-    """Return a table of the jobs of each mix."""
-    cases = label_cases(study)
-    mixes = [row for row in study.rows if row.is_mix]
-    parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
-    rows: list[Values] = []
-    for label, jobs in sorted(parts.items()):
-        words = [f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)]
-        rows.append((label, "; ".join(words)))
-    return Table("mixes", "Workloads of the mixes", ("mix", "jobs"), tuple(rows))
-
-
-def block_table(study: Study) -> Table:
-    """Return a table of the GPU, the host and the missing groups of each block."""
-    heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing")
-    facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
-    rows: list[Values] = []
-    for block in study.blocks:
-        block_facts = facts.get((block.number, block.device), {})
-        where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
-        rows.append((*where, block.boot_id[:8], block.num_groups, block.num_missing))
-    return Table("blocks", "Blocks", heads, tuple(rows))
-
-
-def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
-    """Return a table for each publication with which the study is compared."""
-    columns = ("finding", "where", "case", "jobs", "mode", "paper")
-    heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
-    tables = []
-    for publication, members in itertools.groupby(checks, key=lambda check: check.publication):
-        rows = tuple(map(_list_check, members))
-        note = _DOUBTFUL_NOTE if any("*" in str(row[heads.index("ours")]) for row in rows) else ""
-        tables.append(Table(publication.table, publication.title, heads, rows, note, about=publication.about))
-    return tables
-
-
-def _list_check(check: FindingCheck) -> Values:
-    finding, (_, low, high) = check.finding, list_ends(check.figure)
-    published = (finding.text, finding.where or None, check.case_label, check.degree, check.mode)
-    figures = (finding.range_in_words, check.figure_in_words, low, high)
-    return (*published, *figures, check.agreement.value, check.difference, check.note)
-
-
-def _describe_run(cell: Cell) -> Values:
-    """Return case, degree, mode, and `ok` or the number of each outcome: `ok 4, oom 1`."""
-    counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
-    words = counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)
-    return (cell.case.label, cell.degree, cell.mode, words)
+    return make_table("drift", "Drift of the serial baselines between blocks", columns, series, note)
 
 
 def _baseline(row: Row) -> tuple[str, float] | None:
@@ -352,3 +381,83 @@ def _baseline(row: Row) -> tuple[str, float] | None:
     is_time = row.window is WindowKind.WORK
     name, unit = (TOTAL_TIME, "s") if is_time else (work_units.total_of(row.unit), work_units.per_second(row.unit))
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
+
+
+def make_workload_table(study: Study) -> Table:
+    """Make a table of the workloads that name their model, from the smallest to the largest."""
+    params = {job.label: job.params for row in study.rows for job in row.jobs if "model" in job.params}
+    known = [name for name in _PROGRAM_COLUMNS if any(name in of_job for of_job in params.values())]
+
+    def make_column(name: str) -> Column[str]:
+        return Column(_PROGRAM_COLUMNS[name], lambda label: _read_number(params[label].get(name)))
+
+    columns: list[Column[str]] = [Column("workload", str), *map(make_column, known)]
+    items = sorted(params, key=lambda label: (_count_parameters(params[label]), label))
+    note = "Parameters: numbers of the model, as counted by the job. An epoch has whole batches only."
+    return make_table("workloads", "Models and data sets", columns, items, note)
+
+
+def _count_parameters(params: Mapping[str, str]) -> int:
+    number = _read_number(params.get("job.parameters"))
+    return number if isinstance(number, int) else 0
+
+
+def _read_number(text: str | None) -> Value:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _make_mix_table(study: Study) -> Table:
+    """Make a table of the jobs of each mix."""
+    cases = label_cases(study)
+    mixes = [row for row in study.rows if row.is_mix]
+    parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
+
+    def list_jobs(label: str) -> str:
+        jobs = sorted(parts[label], key=str)
+        return "; ".join(f"{size}: {workload}" if size else workload for size, workload in jobs)
+
+    columns: list[Column[str]] = [Column("mix", str), Column("jobs", list_jobs)]
+    return make_table("mixes", "Workloads of the mixes", columns, sorted(parts))
+
+
+def _make_block_table(study: Study) -> Table:
+    """Make a table of the GPU, the host and the missing groups of each block."""
+    facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
+
+    def read_fact(block: Block, name: str) -> str | None:
+        return facts.get((block.number, block.device), {}).get(name)
+
+    columns: list[Column[Block]] = [
+        Column("block", lambda block: block.number),
+        Column("host", lambda block: read_fact(block, "host")),
+        Column("device", lambda block: block.device),
+        Column("driver", lambda block: read_fact(block, "driver_version")),
+        Column("GPU", lambda block: block.gpu_uuid),
+        Column("boot", lambda block: block.boot_id[:8]),
+        Column("groups", lambda block: block.num_groups),
+        Column("missing", lambda block: block.num_missing),
+    ]
+    return make_table("blocks", "Blocks", columns, study.blocks)
+
+
+def list_publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
+    """Return a table for each publication with which the study is compared."""
+    columns: list[Column[FindingCheck]] = [
+        Column("finding", lambda check: check.finding.text),
+        Column("where", lambda check: check.finding.where or None),
+        Column("case", lambda check: check.case_label),
+        Column("jobs", lambda check: check.degree),
+        Column("mode", lambda check: check.mode),
+        Column("paper", lambda check: check.finding.range_in_words),
+        Column("ours", lambda check: check.figure_in_words),
+        *list_end_columns("", lambda check: check.figure)[1:],
+        Column("agreement", lambda check: check.agreement.value),
+        Column("by how much", lambda check: check.difference),
+        Column("mind", lambda check: check.note),
+    ]
+    tables = []
+    for publication, members in itertools.groupby(checks, key=lambda check: check.publication):
+        items = list(members)
+        note = _DOUBTFUL_NOTE if any("*" in check.figure_in_words for check in items) else ""
+        tables.append(make_table(publication.table, publication.title, columns, items, note, about=publication.about))
+    return tables

@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+import operator
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 
 Value = str | float | int | None
 Values = tuple[Value, ...]
+Item = TypeVar("Item")
 
 _FORMULA = ("=", "@", "\t", "\r", "+", "-")
 _NUMBER = r"[+-]?(\d[\d.]*|\.\d+)(e[+-]?\d+)? ?%?"
@@ -51,6 +55,43 @@ class Table:
         """True for each column that contains only numbers; such a column is aligned to the right."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A column of a table of items: its title, the value of an item, and the form of this value in a row.
+
+    Without a `format`, an estimate is text, `1.57 (1.53 to 1.62)`, and any other value is itself.
+    """
+
+    title: str
+    value: Callable[[Item], Any]
+    format: Callable[[Any], Value] | None = None
+
+    def show(self, item: Item) -> Value:
+        """Return the value of an item as it stands in a row."""
+        value = self.value(item)
+        if self.format is not None and value is not None:
+            return self.format(value)
+        shown: Value = format_estimate(value) if isinstance(value, Estimate) else value
+        return shown
+
+
+def list_end_columns(
+    title: str, value: Callable[[Item], Estimate | None], low: str = "low", high: str = "high"
+) -> list[Column[Item]]:
+    """Return three columns with the median, low and high of an estimate in full."""
+    return [
+        Column(name, value, operator.attrgetter(end)) for name, end in ((title, "median"), (low, "low"), (high, "high"))
+    ]
+
+
+def make_table(
+    name: str, title: str, columns: Sequence[Column[Item]], items: Iterable[Item], note: str = "", **changes: Any
+) -> Table:
+    """Make a table with a row for each item; `changes` are the other attributes of the table."""
+    rows = tuple(tuple(column.show(item) for column in columns) for item in items)
+    return Table(name, title, tuple(column.title for column in columns), rows, note, **changes)
 
 
 def format_value(value: Value) -> str:

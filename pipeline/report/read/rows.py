@@ -24,9 +24,9 @@ from pipeline.record.store import results
 from pipeline.record.store.portable_paths import PortablePaths
 from pipeline.report.read import hosts, row_labels, selection, stored_values
 from pipeline.report.read.baseline_runs import average_runs
-from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
 from pipeline.report.read.pooling import describe_pooled, pool_programs, pool_slices
+from pipeline.report.read.selection import Choice, separate_simulated
 from pipeline.report.read.study_records import JobRow, Row, Study
 
 FACTS = {

@@ -15,8 +15,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report import claims_command
-from pipeline.report.page.claimed_words import CheckedClaim
-from pipeline.report.read.claims_file import Claims, find_files, read_claims
+from pipeline.report.page.claims import CheckedClaim, Claims, find_files, read_claims
 
 pytestmark = pytest.mark.covers("README.md", "docs")
 

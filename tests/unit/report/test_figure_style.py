@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.base.domain.sharing_modes import MODES, SharingMode, modes_of
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.figures import drawing, energy, gain
+from pipeline.report.figures import bar_charts, curves, drawing
 from pipeline.report.figures.catalogue import draw_figures
 from pipeline.report.figures.drawing import COLUMN, LEAST_FONT, STAMP, WIDEST, Drawn, has_overlaps, make_bar_style
 from tests.support.report_rows import collocation_study, copies, study
@@ -67,7 +67,7 @@ def test_no_text_is_smaller_than_journals_want(figures: list[Drawn]) -> None:
 
 def draw_gain(**options: Any) -> Drawn:
     cells = make_cells(study(*(copies(m, n, 10.0, b) for b in (1, 2, 3) for m, n in (("serial", 1), ("naive", 2)))))
-    (sketch,) = gain.sketches(cells, None)
+    (sketch,) = curves.sketch_gains(cells, None)
     return drawing.draw(sketch, "gain", **{"is_simulated": False, "has_columns": True, **options})
 
 
@@ -86,7 +86,7 @@ def test_panels_whose_labels_would_overlap_in_a_column_are_left_out() -> None:
     energies = {"energy_per_sample_j": 0.1}
     rows = [copies("serial", 1, 10.0, metrics=energies)]
     rows += [copies("mig", degree, 10.0, metrics=energies) for degree in range(2, 42)]
-    (sketch,) = energy.sketches(make_cells(study(*rows)), None)
+    (sketch,) = bar_charts.sketch_energies(make_cells(study(*rows)), None)
     assert drawing.draw(sketch, "energy", is_simulated=False, has_columns=True).column_pdf == b""
 
 

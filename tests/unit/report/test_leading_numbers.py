@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.key_findings import summarize
 from pipeline.report.page.leading_numbers import MOST, TIMES, LeadingNumber, select_leading_numbers
 from pipeline.report.page.page import make_content, render
@@ -26,13 +27,13 @@ FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)
 def lead(rows: Sequence[Row]) -> list[LeadingNumber]:
     of = study(*rows)
     cells = make_cells(of)
-    return [*select_leading_numbers(of, cells, verdicts(cells))]
+    return [*select_leading_numbers(of, cells, compare_modes(cells))]
 
 
 def say(rows: Sequence[Row]) -> str:
     of = study(*rows)
     cells = make_cells(of)
-    return summarize(of, cells, winners(cells, verdicts(cells)))
+    return summarize(of, cells, winners(cells, compare_modes(cells)))
 
 
 def run(scenario: str, degree: int, rate: float, energy_j: float, block: int, own: Any = None, **changes: Any) -> Row:

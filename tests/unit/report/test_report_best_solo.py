@@ -10,14 +10,15 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_BEST_SOLO
-from pipeline.report.evaluate.verdicts import verdicts, winners
-from pipeline.report.figures import energy, gain
+from pipeline.report.evaluate.verdicts import winners
+from pipeline.report.figures import bar_charts, curves
 from pipeline.report.figures.drawing import NO_INTERVAL
 from pipeline.report.page.key_findings import write_answer
-from pipeline.report.page.study_tables import group_table, winner_table
+from pipeline.report.page.study_tables import make_group_table
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import copies, params, study
+from tests.support.report_rows import copies, params, study, table_of
 
 GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)
@@ -85,7 +86,7 @@ def test_several_runs_alone_in_one_step_mode_count_with_their_mean() -> None:
 def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_comparison() -> None:
     rows = [*several_blocks(5)]
     rows += [run("naive", 2, 2100.0, 0.04, block, GRAPH) for block in range(1, 6)]
-    comparisons = verdicts(make_cells(study(*rows)))
+    comparisons = compare_modes(make_cells(study(*rows)))
     pairs = [(v.against, v.quantity.value) for v in comparisons if v.case.params[0]["step_mode"] == "cuda_graph"]
     assert pairs == [("serial", "speed"), ("serial", "energy")]
 
@@ -93,7 +94,7 @@ def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_compariso
 def test_tables_and_sentences_have_both_gains() -> None:
     of = study(*several_blocks(5))
     cells = make_cells(of)
-    best = winners(cells, verdicts(cells))
+    best = winners(cells, compare_modes(cells))
     answer, energy_answer, *_ = write_answer(of, cells, best)
     interval = r"\(\d\.\d\d to \d\.\d\d\)"
     assert re.fullmatch(
@@ -103,9 +104,9 @@ def test_tables_and_sentences_have_both_gains() -> None:
     )
     assert " 2 resnet26_cifar10 bs128 under MPS reach 3.00 times " in answer  # no label has the kind of window
     assert " and 0.75 times the speed of one job at a time in the best step mode (CUDA graph)" in answer
-    (line,) = winner_table(best).rows
+    (line,) = table_of("winners", cells).rows
     assert line[3] == pytest.approx(3.0) and line[6:10] == (pytest.approx(0.75), *line[7:9], "CUDA graph")
-    table = group_table(cells, "energy", "Energy", ("energy_vs_alone_ratio", ENERGY_VS_BEST_SOLO))
+    table = make_group_table(cells, "energy", "Energy", ("energy_vs_alone_ratio", ENERGY_VS_BEST_SOLO))
     assert table.columns[-1] == "energy against the same work in the best step mode alone"
     assert "property of the GPU and the programs" in table.note
 
@@ -115,7 +116,7 @@ def legend_of(figure) -> list[str]:
 
 
 def test_the_figure_of_gains_has_a_panel_against_the_best_step_mode() -> None:
-    (sketch,) = gain.sketches(make_cells(study(*several_blocks(5))), None)
+    (sketch,) = curves.sketch_gains(make_cells(study(*several_blocks(5))), None)
     figure = sketch.paint()
     assert [axes.get_ylabel() for axes in figure.axes] == ["speed-up over\nserial", "speed-up over\nCUDA graph alone"]
     assert sorted(legend_of(figure)) == ["MPS", "alone, CUDA graph", "alone, eager", "ideal", "naive"]
@@ -125,7 +126,7 @@ def test_the_figure_of_gains_has_a_panel_against_the_best_step_mode() -> None:
 
 
 def test_the_figure_of_energy_has_the_level_of_the_best_step_mode() -> None:
-    (sketch,) = energy.sketches(make_cells(study(*several_blocks(5))), None)
+    (sketch,) = bar_charts.sketch_energies(make_cells(study(*several_blocks(5))), None)
     figure = sketch.paint()
     assert "alone, CUDA graph" in legend_of(figure)
     (level,) = [line for line in figure.axes[0].lines if line.get_label() == "alone, CUDA graph"]
@@ -135,12 +136,12 @@ def test_the_figure_of_energy_has_the_level_of_the_best_step_mode() -> None:
 def test_points_and_bars_without_an_interval_are_hollow() -> None:
     rows = [row for row in several_blocks(5) if row.scenario != "mps" or row.block < 3]
     cells = make_cells(study(*rows))
-    (sketch,) = gain.sketches(cells, None)
+    (sketch,) = curves.sketch_gains(cells, None)
     figure = sketch.paint()
     hollow = [line for line in figure.axes[0].lines if line.get_label() == NO_INTERVAL]
     assert [line.get_ydata().tolist() for line in hollow] == [[pytest.approx(3.0, rel=0.02)]]
     assert legend_of(figure)[-1] == NO_INTERVAL
-    (sketch,) = energy.sketches(cells, None)
+    (sketch,) = bar_charts.sketch_energies(cells, None)
     figure = sketch.paint()
     bars = {bar.get_label(): len(bar) for bar in figure.axes[0].containers if bar.get_label() == NO_INTERVAL}
     assert bars == {NO_INTERVAL: 1} and legend_of(figure)[-1] == NO_INTERVAL
@@ -148,7 +149,7 @@ def test_points_and_bars_without_an_interval_are_hollow() -> None:
 
 def test_a_figure_says_which_speed_up_exceeds_the_number_of_jobs() -> None:
     cells = make_cells(study(*several_blocks(5)))
-    (sketch,) = gain.sketches(cells, None)
+    (sketch,) = curves.sketch_gains(cells, None)
     over_serial, over_best = sketch.paint().axes
     assert "2: MPS* more than ideal" in over_serial.get_xlabel()
     assert [text.get_text() for text in over_serial.texts] == ["*"]
@@ -165,7 +166,7 @@ def test_a_noisy_baseline_of_single_blocks_puts_no_note_on_a_speed_up() -> None:
     cells = make_cells(study(*rows))
     mps = cell_of(cells, "MPS", 2)
     assert mps.estimates["speedup_vs_serial_ratio"].median > 2 and mps.notes_on_gain == ()
-    (sketch,) = gain.sketches(cells, None)
+    (sketch,) = curves.sketch_gains(cells, None)
     (axes,) = sketch.paint().axes
     assert axes.get_xlabel() == "jobs" and not axes.texts
 

@@ -15,12 +15,20 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board_command import make_columns
-from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.outcomes import DeviceSummary, from_json, to_json
-from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, make_board
-from pipeline.report.page import board_page as page
+from pipeline.report.board_command import format_lines, make_columns, make_table, render
+from pipeline.report.evaluate.case_matching import MatchedCase
+from pipeline.report.evaluate.selector import EvaluatedStudy
+from pipeline.report.evaluate.study_board import (
+    Agreement,
+    Board,
+    Column,
+    DeviceSummary,
+    Outcome,
+    from_json,
+    make_board,
+    summarize_devices,
+    to_json,
+)
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
@@ -41,9 +49,8 @@ def rows(speeds: dict[str, float], blocks: int = 5, own: Any = None, degree: int
 
 
 def measured_in(of: Study) -> list[DeviceSummary]:
-    cells = make_cells(of)
-    found = verdicts.verdicts(cells)
-    return outcomes.summarize_devices(of, cells, found, verdicts.winners(cells, found))
+    evaluated = EvaluatedStudy(of)
+    return summarize_devices(of, evaluated.cells, evaluated.comparisons, evaluated.winners)
 
 
 def column(number: int, *members: Row) -> Column:
@@ -55,28 +62,28 @@ def board(*studies: list[Row]) -> Board:
     return make_board([column(number, *members) for number, members in enumerate(studies, 1)])
 
 
-def only_line(*studies: list[Row]) -> Line:
+def only_line(*studies: list[Row]) -> MatchedCase[Outcome]:
     (line,) = board(*studies).lines
     return line
+
+
+def judge(*studies: list[Row]) -> tuple[Agreement, str]:
+    """Return the agreement of the only line of a board."""
+    made = board(*studies)
+    return made.judge(*made.lines)
 
 
 def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
     here, there = collocation_study(seed=1), [dataclasses.replace(r, device=H200) for r in collocation_study(seed=2)]
     made = board(here, there)
     for place, members in enumerate((here, there)):
-        of = study(*members)
-        cells = make_cells(of)
-        winners = verdicts.winners(cells, verdicts.verdicts(cells))
-        told = {(w.case.label, w.degree): (w.tied, w.speedup) for w in winners}
-        shown = {(line.label, line.degree): line.entries[place].outcome for line in made.lines}
-        assert {key: (shown[key].tied, shown[key].figure) for key in told} == told
-        assert all(entry.outcome.num_blocks == 5 for key, entry in enumerate_entries(made, place) if key in told)
-    alone = next(line for line in made.lines if line.label == "L+M+3S")
-    assert alone.entries[0].outcome.endings == ("MIG: skipped",) and alone.entries[0].outcome.figure is None
-
-
-def enumerate_entries(of: Board, place: int) -> list[tuple[tuple[str, int], Any]]:
-    return [((line.label, line.degree), line.entries[place]) for line in of.lines]
+        winners = EvaluatedStudy(study(*members)).winners
+        expected = {(w.case.label, w.degree): (w.tied, w.speedup) for w in winners}
+        shown = {(line.label, line.degree): line.members[place] for line in made.lines}
+        assert {key: (shown[key].tied, shown[key].figure) for key in expected} == expected
+        assert all(shown[key].num_blocks == 5 for key in expected)
+    alone = next(line.members[0] for line in made.lines if line.label == "L+M+3S")
+    assert alone.endings == ("MIG: skipped",) and alone.figure is None
 
 
 def test_cases_are_written_and_read_again() -> None:
@@ -125,54 +132,52 @@ def test_a_damaged_file_is_refused(text: str) -> None:
     ],
 )
 def test_whether_gpus_agree(here: dict[str, float], there: dict[str, float], agreement: Agreement, why: str) -> None:
-    line = only_line(rows(here), rows(there, device=H200))
-    assert (line.agreement, line.why) == (agreement, why)
+    assert judge(rows(here), rows(there, device=H200)) == (agreement, why)
 
 
 def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> None:
     simulated = rows(FASTER_NAIVE, device=A100, is_simulated=True)
-    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, device=H200), simulated)
-    assert (line.agreement, line.why) == (Agreement.SAME, "MPS")
-    assert only_line(rows(FASTER_MPS), simulated).agreement is Agreement.ALONE
-    line = only_line(simulated, rows(FASTER_NAIVE, device=H200, is_simulated=True))
-    assert (line.agreement, line.why) == (Agreement.SAME, "naive (simulated)")
+    assert judge(rows(FASTER_MPS), rows(FASTER_MPS, device=H200), simulated) == (Agreement.SAME, "MPS")
+    assert judge(rows(FASTER_MPS), simulated) == (Agreement.ALONE, "")
+    other = rows(FASTER_NAIVE, device=H200, is_simulated=True)
+    assert judge(simulated, other) == (Agreement.SAME, "naive (simulated)")
 
 
 def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
-    html, lines, table = page.render(made), page.format_lines(made), page.table(made)
+    html, lines, table = render(made), format_lines(made), make_table(made)
     assert '<p class="stamp">Some figures are simulated' in html and f"[2] {A100} <span" in html
     assert f"[2] {A100}: simulated, no measurement of a real GPU" in lines
     assert table.note.startswith("Includes simulated figures.")
     assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
     real = board(rows(FASTER_MPS))
-    assert "simulated" not in page.render(real) + page.format_lines(real) + page.table(real).note
+    assert "simulated" not in render(real) + format_lines(real) + make_table(real).note
 
 
 def test_cells_at_other_settings_say_in_what_they_differ() -> None:
     window = (("device", H200), ("window", "steady, 9 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
-    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, device=H200, settings=window))
-    assert not line.entries[0].differs
-    assert line.entries[1].differs == "window steady, 9 s after 1 s instead of steady, 5 s after 1 s"
-    assert (line.agreement, line.why) == (Agreement.SAME, "MPS (settings differ)")
-    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, own=params(image_px=64), device=H200))
-    assert line.entries[1].differs == "image_px 64"
-    line = only_line(rows(FASTER_MPS, own=params(image_px=32)), rows(FASTER_MPS, own=params(image_px=64), device=H200))
-    assert line.entries[1].differs == "image_px 64 instead of 32"
+    here, there = rows(FASTER_MPS), rows(FASTER_MPS, device=H200, settings=window)
+    expected = {0: "", 1: "window steady, 9 s after 1 s instead of steady, 5 s after 1 s"}
+    assert only_line(here, there).differs == expected
+    assert judge(here, there) == (Agreement.SAME, "MPS (settings differ)")
+    large = rows(FASTER_MPS, own=params(image_px=64), device=H200)
+    assert only_line(here, large).differs[1] == "image_px 64"
+    small = rows(FASTER_MPS, own=params(image_px=32))
+    assert only_line(small, large).differs[1] == "image_px 64 instead of 32"
 
 
 def test_programs_that_a_label_tells_apart_are_never_in_one_row() -> None:
     tf32, fp32 = (rows(FASTER_MPS, own=params(precision=p), device=d) for p, d in (("tf32", H200), ("fp32", A100)))
-    assert [(line.label, list(line.entries)) for line in board(tf32, fp32).lines] == [
+    assert [(line.label, list(line.members)) for line in board(tf32, fp32).lines] == [
         ("resnet26_cifar10 bs128 (TF32)", [0]),
         ("resnet26_cifar10 bs128 (strict fp32)", [1]),
     ]
     small, large = (rows(FASTER_MPS, own=params(batch_size=size)) for size in (32, 256))
-    assert [list(line.entries) for line in board(small, large).lines] == [[0], [1]]
+    assert [list(line.members) for line in board(small, large).lines] == [[0], [1]]
     # What one study varies it compares, so that it is in the label of the row in every column.
     both = [*rows(FASTER_MPS, own=params(image_px=32)), *rows(FASTER_NAIVE, own=params(image_px=64))]
     made = board(both, rows(FASTER_NAIVE, own=params(image_px=64), device=H200))
-    assert [(line.label, list(line.entries), line.agreement) for line in made.lines] == [
+    assert [(line.label, list(line.members), made.judge(line)[0]) for line in made.lines] == [
         ("resnet26_cifar10 bs128 image_px=32", [0], Agreement.ALONE),
         ("resnet26_cifar10 bs128 image_px=64", [0, 1], Agreement.SAME),
     ]
@@ -186,8 +191,8 @@ def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
         for mode, ms in (("naive", 30.0), ("mps", 20.0)):
             jobs = tuple(job(index, own, 10.0) for index in range(2))
             found.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
-    assert "MPS 20.3 (20.1 to 20.5) ms" in page.format_lines(board(found))
-    outcome = only_line(found).entries[0].outcome
+    assert "MPS 20.3 (20.1 to 20.5) ms" in format_lines(board(found))
+    outcome = only_line(found).members[0]
     assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
     assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)
 

@@ -13,7 +13,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page.key_findings import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
-from pipeline.report.read.choice import Choice
+from pipeline.report.read.selection import Choice
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import GPU, copies, params, study
 

@@ -26,10 +26,9 @@ from pipeline.record.store import bundle
 from pipeline.record.store.local_store import open_store
 from pipeline.report import comparison_command
 from pipeline.report.__main__ import main
-from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides
-from pipeline.report.evaluate.pairs import Quantity
+from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides, list_differences
+from pipeline.report.evaluate.contrasts import Quantity
 from pipeline.report.evaluate.statistics import DRIFT_BLOCKS, MARGIN, compare_studies, follows_host
-from pipeline.report.evaluate.study_differences import list_differences
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_store import EXPERIMENT, group, insert

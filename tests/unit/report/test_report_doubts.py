@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.doubts import describe_host_bound, list_doubts
+from pipeline.report.evaluate.wording import describe_host_bound, list_doubts
 from pipeline.report.page.page import make_content, render
-from pipeline.report.page.study_tables import block_table, drift_table, host_table
 from pipeline.report.read.study_records import Study
-from tests.support.report_rows import copies, params, study
+from tests.support.report_rows import copies, params, study, table_of
 
 STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step takes 10 ms)"
 
@@ -17,8 +16,8 @@ STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step
 def test_blocks_without_marks_raise_no_doubt() -> None:
     plain = study(copies("serial", 1, 1000.0))
     assert list_doubts(plain, ()) == []
-    assert block_table(plain).rows[0][-2:] == (1, 0)
-    assert not host_table(make_cells(plain)).rows
+    assert table_of("blocks", plain).rows[0][-2:] == (1, 0)
+    assert not table_of("host", plain).rows
 
 
 def test_the_host_loop_of_older_studies_is_read_and_ignored() -> None:
@@ -86,7 +85,7 @@ def test_groups_that_are_bound_by_their_host_are_named() -> None:
     cells = make_cells(study(*rows))
     label = cells[0].case.label
     assert describe_host_bound(cells).endswith(f"of the time): one {label} (serial) and 2 {label} (naive, MPS).")
-    table = host_table(cells)
+    table = table_of("host", cells)
     assert describe_host_bound(cells) in table.note
     assert dict(zip(table.columns, table.rows[0], strict=True))["waiting for a CPU (% of one core)"] == "0"
     assert describe_host_bound([cell for cell in cells if cell.degree == 7 and not cell.is_derived]).endswith(
@@ -111,7 +110,7 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     (said,) = list_doubts(seen, make_cells(seen))
     name = "serial-1x-resnet26_cifar10 (1 of 3 blocks)"
     assert said == f"{name}: {STOOD_STILL}; invalid, so not compared."
-    assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
+    assert table_of("drift", seen).rows[0][2] == 2, "blocks with a baseline"
     assert "invalid, so not compared" in render(make_content(seen))
 
 

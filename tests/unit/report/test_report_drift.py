@@ -11,10 +11,9 @@ import pytest
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, SPEEDUP
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Cell, make_cells
-from pipeline.report.evaluate.doubts import list_doubts
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
-from pipeline.report.evaluate.pairs import Quantity
-from pipeline.report.evaluate.verdicts import Decision, Verdict, verdicts
+from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, params, study
 from tests.unit.report.test_report_services import served
@@ -33,9 +32,9 @@ def rows(scenario: str, degree: int, total: float, follows: tuple[float, ...] = 
     ]
 
 
-def judge(*groups: list[Row]) -> tuple[dict[tuple[str, int], Cell], dict[tuple[str, str], Verdict]]:
+def judge(*groups: list[Row]) -> tuple[dict[tuple[str, int], Cell], dict[tuple[str, str], Contrast]]:
     cells = make_cells(study(*(row for group in groups for row in group)))
-    comparisons = verdicts(cells)
+    comparisons = compare_modes(cells)
     return (
         {(cell.mode, cell.degree): cell for cell in cells if "graph" not in cell.case.label},
         {(verdict.mode, verdict.against): verdict for verdict in comparisons},
@@ -60,7 +59,7 @@ def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> Non
 
 def test_a_drifting_cuda_graph_widens_the_interval_without_a_note() -> None:
     graph = {"step_mode": "cuda_graph"}
-    comparisons = verdicts(
+    comparisons = compare_modes(
         cells := make_cells(study(*rows("serial", 1, 1000, HOST, **graph), *rows("naive", 7, 2900, **graph)))
     )
     (cell,) = (cell for cell in cells if cell.degree == 7 and cell.mode == "naive")
@@ -160,7 +159,7 @@ def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
     groups = with_energy(rows("serial", 1, 1000, HOST), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
     cells = make_cells(study(*(row for group in groups for row in group)))
     (cell,) = (cell for cell in cells if (cell.mode, cell.degree) == ("naive", 7))
-    (verdict,) = (verdict for verdict in verdicts(cells) if verdict.quantity is Quantity.ENERGY)
+    (verdict,) = (verdict for verdict in compare_modes(cells) if verdict.quantity is Quantity.ENERGY)
     plain = statistics.estimate([0.05 / joules for joules in host_j])
     assert verdict.ratio == cell.estimates[ENERGY_VS_ALONE]
     assert math.log(verdict.ratio.high / verdict.ratio.low) == pytest.approx(
@@ -168,7 +167,7 @@ def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
     )
     # The noise of the counter is no drift.
     still = with_energy(rows("serial", 1, 1000), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
-    (verdict,) = (v for v in verdicts(make_cells(study(*still[0], *still[1]))) if v.quantity is Quantity.ENERGY)
+    (verdict,) = (v for v in compare_modes(make_cells(study(*still[0], *still[1]))) if v.quantity is Quantity.ENERGY)
     assert (verdict.ratio.low, verdict.ratio.high) == pytest.approx((plain.low, plain.high))
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.outcomes import from_json, summarize_devices, to_json
-from pipeline.report.evaluate.pairs import Quantity
-from pipeline.report.evaluate.verdicts import Decision, Verdict, verdicts, winners
+from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.grid import BEST, OPEN, grids
-from pipeline.report.page.study_tables import verdict_table
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study, table_of
 
 GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.01, 0.99, 1.005, 0.995)
@@ -39,8 +38,8 @@ def five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
     return rows
 
 
-def energies(rows: list[Row]) -> dict[tuple[str, str], Verdict]:
-    comparisons = verdicts(make_cells(study(*rows)))
+def energies(rows: list[Row]) -> dict[tuple[str, str], Contrast]:
+    comparisons = compare_modes(make_cells(study(*rows)))
     return {(v.mode, v.against): v for v in comparisons if v.quantity is Quantity.ENERGY}
 
 
@@ -59,7 +58,7 @@ def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes()
 
 
 def test_speed_and_energy_are_corrected_together() -> None:
-    comparisons = verdicts(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
+    comparisons = compare_modes(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
     assert (
         [v.quantity for v in comparisons].count(Quantity.ENERGY)
         == [v.quantity for v in comparisons].count(Quantity.SPEED)
@@ -78,7 +77,7 @@ def test_no_energy_and_no_block_in_common_give_no_comparison() -> None:
 
 def test_energy_does_not_rank_modes() -> None:
     cells = make_cells(study(*five_blocks(mps_j=0.3)))
-    (winner,) = winners(cells, verdicts(cells))
+    (winner,) = winners(cells, compare_modes(cells))
     assert winner.mode == "MPS"
     assert re.fullmatch(
         r"2 x resnet26_cifar10 bs128: MPS is fastest, 1\.60 x serial.*\. MPS: 0\.64 x CUDA graph alone.*; "
@@ -109,9 +108,9 @@ def test_a_steady_mix_is_compared_by_the_energy_of_the_work_that_it_did() -> Non
 def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mode() -> None:
     of = study(*five_blocks())
     cells = make_cells(of)
-    comparisons = verdicts(cells)
+    comparisons = compare_modes(cells)
     best = winners(cells, comparisons)
-    table = verdict_table(comparisons)
+    table = table_of("verdicts", cells)
     place = table.columns.index("quantity")
     assert [line[place] for line in table.rows].count("energy") == 5
     speed, further = grids(of, cells, comparisons, best)
@@ -133,7 +132,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
 def test_too_few_blocks_leave_energy_open() -> None:
     of = study(*[each for each in five_blocks() if each.block < 4])
     cells = make_cells(of)
-    comparisons = verdicts(cells)
+    comparisons = compare_modes(cells)
     assert {verdict.decision for verdict in comparisons} == {Decision.NO_VERDICT}
     (_, further) = grids(of, cells, comparisons, winners(cells, comparisons))
     assert {entry.state for line in further.lines for entries in line.entries for entry in entries} == {OPEN}

@@ -9,15 +9,14 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.gpu_fractions import describe_fractions, list_fractions
-from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.figures import fractions
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.services import describe_fractions, list_fractions
+from pipeline.report.figures import curves
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.leading_numbers import select_leading_numbers
-from pipeline.report.page.service_tables import fraction_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 
 def served(percentage: int | None, degree: int, users: int, latency_ms: float, block: int = 1, **changes: Any) -> Row:
@@ -48,12 +47,12 @@ def whole_and_half(block: int = 1, slower: float = 1.0) -> list[Row]:
 
 
 def tabulate(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    return [line[1:] for line in fraction_table(make_cells(study(*rows))).rows]
+    return [line[1:] for line in table_of("fractions", study(*rows)).rows]
 
 
 def test_fractions_are_led_by_a_sentence_without_a_number() -> None:
     cells = make_cells(of_fractions := study(*whole_and_half()))
-    assert select_leading_numbers(of_fractions, cells, verdicts(cells)) == ()
+    assert select_leading_numbers(of_fractions, cells, compare_modes(cells)) == ()
     assert describe_fractions(cells)
 
 
@@ -73,7 +72,8 @@ def test_ratios_are_of_one_block_and_have_an_interval() -> None:
     idle, loaded = (part for part in list_fractions(make_cells(study(*rows))) if part.num_parts == 2)
     assert idle.rest == "idle" and loaded.rest == "loaded"
     throughput, users = idle.compare_throughput(32), loaded.estimate_users()
-    assert throughput is not None and (throughput.n, throughput.low) == (3, pytest.approx(0.8))
+    assert throughput is not None and throughput.ratio is not None
+    assert (throughput.ratio.n, throughput.ratio.low) == (3, pytest.approx(0.8))
     assert users is not None and not isinstance(users, str) and users.low is not None
     assert users.median == pytest.approx(20 / 1.6 / 1.2) and users.low < users.median < (users.high or 0)
 
@@ -114,17 +114,17 @@ def test_the_answer_names_both_states_of_the_rest_and_the_users() -> None:
 def test_shares_of_which_only_one_number_of_jobs_ran_are_no_fractions() -> None:
     rows = [one for one in whole_and_half() if one.degree == 1]
     cells = make_cells(study(*rows))
-    assert not [*list_fractions(cells)] and not [*fractions.sketches(cells, None)]
+    assert not [*list_fractions(cells)] and not [*curves.sketch_fractions(cells, None)]
     assert not describe_fractions(cells)
     assert "fractions" not in {table.name for table in make_tables(study(*rows), cells, [], [], [])}
 
 
 def test_a_figure_has_a_panel_for_each_known_quantity() -> None:
-    (sketch,) = fractions.sketches(make_cells(study(*whole_and_half())), None)
+    (sketch,) = curves.sketch_fractions(make_cells(study(*whole_and_half())), None)
     svg = draw(sketch, "fractions", is_simulated=False).svg
     titles = ("throughput with 32 users", "users with a p50 within 20 ms", "p95 latency with 4 users", "energy per")
     assert all(title in svg for title in titles)
     assert "MPS %, rest idle" in svg and "MPS %, rest loaded" in svg and "quarter" not in svg
     without = [served(p, d, 4, 4.0) for p, d in ((None, 1), (50, 1), (50, 2))]
-    (sketch,) = fractions.sketches(make_cells(study(*without)), None)
+    (sketch,) = curves.sketch_fractions(make_cells(study(*without)), None)
     assert "users with a" not in draw(sketch, "fractions", is_simulated=False).svg

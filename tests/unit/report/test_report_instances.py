@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.page.study_tables import instance_table
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 
 def _job(index: int, gi_id: int, profile: str, gract: float, memory: float):
@@ -26,7 +25,7 @@ def test_instances_are_told_by_profile_and_a_shared_one_counts_once() -> None:
         )
         for block, share in enumerate(shares, 1)
     ]
-    table = instance_table(study(*rows))
+    table = table_of("instances", study(*rows))
     assert table.columns[3:] == ("profile", "GRACT", "peak memory of an instance (MiB)")
     small, large = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
     assert (small["profile"], small["GRACT"], small["jobs"]) == ("1g.10gb", "0.1", 4)
@@ -35,10 +34,10 @@ def test_instances_are_told_by_profile_and_a_shared_one_counts_once() -> None:
 
 def test_compute_instances_of_one_gpu_instance_are_one_row_of_its_profile() -> None:
     jobs = (_job(0, 1, "1c.3g.40gb", 0.5, 900.0), _job(1, 1, "2c.3g.40gb", 0.5, 900.0))
-    table = instance_table(study(row("mig", jobs)))
+    table = table_of("instances", study(row("mig", jobs)))
     (only,) = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
     assert (only["profile"], only["GRACT"], only["jobs"]) == ("3g.40gb", "0.5", 2)
 
 
 def test_without_instances_there_is_no_row() -> None:
-    assert not instance_table(study(row("naive", (job(0, params(), 1.0),)))).rows
+    assert not table_of("instances", study(row("naive", (job(0, params(), 1.0),)))).rows

@@ -7,10 +7,10 @@ import pytest
 from pipeline.base.domain.sharing_modes import STREAMS
 from pipeline.planner.results.advice import advise
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts, winners
-from pipeline.report.page.study_tables import one_process_table
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import copies, study
+from tests.support.report_rows import copies, study, table_of
 
 
 def rows(**speeds: float) -> list[Row]:
@@ -34,7 +34,7 @@ def rows(**speeds: float) -> list[Row]:
 
 
 def test_memory_and_cpu_are_beside_speed_in_a_table_that_says_what_is_given_up() -> None:
-    table = one_process_table(make_cells(study(*rows(streams=1.8, mps=1.6))))
+    table = table_of("one_process", make_cells(study(*rows(streams=1.8, mps=1.6))))
     assert table.note.startswith(f"streams gives up {STREAMS.gives_up}.")
     heads = list(table.columns)
     assert heads[4] == "speed-up over serial"
@@ -45,13 +45,13 @@ def test_memory_and_cpu_are_beside_speed_in_a_table_that_says_what_is_given_up()
 
 
 def test_a_study_without_such_a_mode_has_no_such_table() -> None:
-    assert one_process_table(make_cells(study(*rows(naive=1.2, mps=1.6)))).rows == ()
+    assert table_of("one_process", make_cells(study(*rows(naive=1.2, mps=1.6)))).rows == ()
 
 
 @pytest.mark.parametrize(("streams", "best"), [(1.8, "streams"), (1.4, "MPS")])
 def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> None:
     cells = make_cells(study(*rows(streams=streams, mps=1.6, naive=1.1)))
-    compared = verdicts(cells)
+    compared = compare_modes(cells)
     (winner,) = [winner for winner in winners(cells, compared) if winner.degree == 2]
     (advice,) = advise(cells, compared)
     assert winner.mode == advice.mode == best
@@ -63,5 +63,5 @@ def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> No
 
 def test_of_equal_modes_the_one_with_isolation_is_advised() -> None:
     cells = make_cells(study(*rows(streams=1.603, mps=1.6, naive=1.1)))
-    (advice,) = advise(cells, verdicts(cells))
+    (advice,) = advise(cells, compare_modes(cells))
     assert advice.mode == "MPS"

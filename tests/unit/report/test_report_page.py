@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.report.evaluate.verdicts import Decision
+from pipeline.report.evaluate.contrasts import Decision
 from pipeline.report.figures import drawing, over_time
 from pipeline.report.figures.drawing import STAMP
 from pipeline.report.page.grid import BEST, OPEN, Entry, grids

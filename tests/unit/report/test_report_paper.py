@@ -14,11 +14,11 @@ from pipeline.base.domain.sharing_modes import MODES
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
-from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.page.study_tables import publication_tables
+from pipeline.report.page.study_tables import list_publication_tables
 from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -42,7 +42,7 @@ def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]
 def checks(rows: Sequence[Row], start: str) -> list[FindingCheck]:
     """What a study says to the findings that begin so."""
     cells = make_cells(study(*rows))
-    return [check for check in paper.compare(cells, verdicts(cells)) if check.finding.text.startswith(start)]
+    return [check for check in paper.compare(cells, compare_modes(cells)) if check.finding.text.startswith(start)]
 
 
 def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
@@ -93,7 +93,7 @@ def test_a_figure_over_a_drifting_baseline_is_marked_and_decides_nothing() -> No
     assert plain is not None and found.figure.high - found.figure.low > 2 * (plain.high - plain.low)
     (higher,) = checks(drifting(("mps", 7, 2000.0 / 4 * 7)), SEVEN)
     assert higher.difference.endswith("% higher, but a speed drifts with its host"), "whatever the distance"
-    (table,) = publication_tables([found])
+    (table,) = list_publication_tables([found])
     assert table.note.startswith("*: doubtful")
 
 
@@ -369,7 +369,7 @@ def test_publications_name_their_authors_and_each_finding_its_figure() -> None:
 
 def test_nothing_of_a_study_at_other_settings_agrees_or_differs() -> None:
     cells = make_cells(study(*collocation_study()))
-    found = paper.compare(cells, verdicts(cells))
+    found = paper.compare(cells, compare_modes(cells))
     assert {check.agreement for check in found} == {Agreement.OTHER_SETTINGS, Agreement.NOT_MEASURED}
     others = [check for check in found if check.agreement is Agreement.OTHER_SETTINGS]
     assert len(others) > 10 and all(" instead of " in check.difference for check in others)
@@ -383,7 +383,7 @@ def test_a_publication_speaks_of_what_there_is() -> None:
         names = {program.name for program in publication.workloads}
         for finding in publication.findings:
             assert set(finding.modes) | set(finding.among) <= MODES.keys(), finding.text
-            assert finding.kind in paper.CHECKS and set(finding.workloads) <= names, finding.text
+            assert finding.kind in paper.KINDS and set(finding.workloads) <= names, finding.text
             is_known = finding.quantity in {*METRICS, "throughput"} or bool(_COUNTED.fullmatch(finding.quantity))
             assert is_known or not (finding.quantity or finding.kind in ("quantity", "along")), finding.text
             assert bool(finding.along) == (finding.kind == "along"), finding.text

@@ -12,11 +12,10 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, list_cases, make_cells
-from pipeline.report.figures import bars, drawing, mixes, over_time
-from pipeline.report.page.workload_table import workload_table
+from pipeline.report.figures import bar_charts, bars, drawing, over_time
 from pipeline.report.read.group_series import GroupSeries, JobSpan, Line, choose_other_modes
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import collocation_study, copies, job, params, row, study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study, table_of
 
 NAMES = {"S": "robroek_small", "M": "robroek_medium", "L": "robroek_large"}
 ALL_MIXES = ["LMSSS", "LMSS", "LMM", "LMS", "LM", "LSSS", "LSS", "LS", "MMMS", "MMSS", "MMS", "MSSS", "MSS", "MS"]
@@ -84,7 +83,7 @@ def test_a_layout_that_does_not_fit_is_named_by_what_was_requested(mix_cells):
 
 
 def test_bars_of_mixes_name_the_instance_in_which_their_layouts_differ(mix_cells):
-    shown = bars.group_by_case(mixes._shorten_details(mix_cells), bars.make_bar)
+    shown = bars.group_by_case(bar_charts._shorten_details(mix_cells), bars.make_bar)
     by_label = {label: [bar.detail for bar in of_mix if bar.sharing == MIG] for label, of_mix in shown}
     assert by_label["L+M+2S"] == ["4g", "3g"] and by_label["M+2S"] == [""]
 
@@ -94,8 +93,8 @@ def test_bars_of_mixes_name_the_instance_in_which_their_layouts_differ(mix_cells
 def test_labels_of_fourteen_mixes_do_not_collide(mix_cells, width, monkeypatch):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    monkeypatch.setattr(mixes, "WIDEST", width)
-    (sketch,) = mixes.sketches(mix_cells, None)
+    monkeypatch.setattr(bar_charts, "WIDEST", width)
+    (sketch,) = bar_charts.sketch_mixes(mix_cells, None)
     with mpl.rc_context(drawing._STYLE):
         figure = sketch.paint()
         figure.get_layout_engine().execute(figure)
@@ -170,7 +169,7 @@ def test_a_table_has_model_data_set_and_size_of_each_workload_once():
     large = params("robroek_large", model="resnet152", **{"job.parameters": 60_192_808})
     small = params("robroek_small", model="resnet26", **{"job.parameters": 15_995_176})
     script = {"workload": "script"}
-    table = workload_table(study(*(copies("naive", 2, 9.0, own=own) for own in (large, small, script))))
+    table = table_of("workloads", study(*(copies("naive", 2, 9.0, own=own) for own in (large, small, script))))
     assert table.columns == ("workload", "model", "data set", "batch size", "parameters", "samples per epoch")
     assert [values[:2] for values in table.rows] == [
         ("robroek_small bs128", "resnet26"),

@@ -18,7 +18,7 @@ SERVED = "throughput_total_requests_per_s"
 
 
 def sketches(*rows: Any) -> dict[str, Any]:
-    return {sketch.name: sketch for sketch in parameters.sketches(make_cells(study(*rows)), None)}
+    return {sketch.name: sketch for sketch in parameters.sketch_parameters(make_cells(study(*rows)), None)}
 
 
 def panels(sketch: Any) -> dict[str, Any]:

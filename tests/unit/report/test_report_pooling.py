@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.package_locks import parse_lock, select_computing
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import Decision, Verdict, verdicts
+from pipeline.report.evaluate.contrasts import Contrast, Decision, compare_modes
 from pipeline.report.read import environments
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import Row, Study
@@ -67,9 +67,9 @@ def _read_locks_from_run_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "_read_lock", lambda store, run_id: run_id)
 
 
-def compare(*stores: list[Row]) -> tuple[Study, list[Verdict]]:
+def compare(*stores: list[Row]) -> tuple[Study, list[Contrast]]:
     study = study_of("synthetic", *stores)
-    return study, verdicts(make_cells(study))
+    return study, compare_modes(make_cells(study))
 
 
 def test_packages_slices_and_versions_that_compute_the_same_are_pooled() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +18,16 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
-from pipeline.report.evaluate import other_gpus
+from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.evaluate.contrasts import Contrast, compare_modes
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page.key_findings import describe_setup, write_answer
-from pipeline.report.page.study_tables import block_table
 from pipeline.report.read import rows
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row
 from tests.conftest import GPU
-from tests.support.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study, table_of
 from tests.support.tracking_cases import Recorded
 
 
@@ -116,6 +116,12 @@ def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own
     assert ratios == [{1: 1.2, 2: 1.2}, {2: 1.2, 3: 1.2}]
 
 
+def compare_other_gpus(*rows: Row) -> Iterator[Contrast]:
+    """Return the effects of work on other GPUs in the study of these rows."""
+    measured = study(*rows)
+    return effects.compare_other_gpus(measured, make_cells(measured))
+
+
 def of_company(beside: str, rate: float, block: int, **changes: Any) -> Row:
     settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "steady, 5 s after 1 s"), ("other GPUs", beside))
     facts = {"plan": f"plan{beside}", "plan_groups": "3", "shard": str(block)}
@@ -130,10 +136,11 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert not found.left_out
     assert found.num_planned == len(found.rows) == 6
     assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(found)] == [("", 3), ("other GPUs 3", 3)]
-    (kept,) = other_gpus.compare_company(found)
-    assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
-    assert kept.sentence.endswith("keeps 0.900 of its speed while 3 other GPUs work.")
-    assert not list(other_gpus.compare_company(study(*alone)))
+    (kept,) = compare_other_gpus(*found.rows)
+    assert (effects.count_other_gpus(kept), kept.num_blocks, kept.gain) == (3, 2, 0.9)
+    assert effects.find_reference(kept).case.setting == ""
+    assert effects.describe_other_gpus(kept).endswith("keeps 0.900 of its speed while 3 other GPUs work.")
+    assert not list(compare_other_gpus(*alone))
 
 
 def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most() -> None:
@@ -143,7 +150,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
             for block, share in enumerate(of_blocks, start=1):
                 what = {"options": {"percent": str(position)}}
                 rows += [of_company("", 10.0, block, **what), of_company(beside, 10.0 * share, block, **what)]
-        return other_gpus.summarize_shares(other_gpus.compare_company(study(*rows)))
+        return effects.summarize_other_gpus(compare_other_gpus(*rows))
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
     (sentence,) = said((0.9,))
@@ -166,14 +173,14 @@ def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of
         beside("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
         beside("1", [500.0], WindowKind.LOGGED, **slow),
     ]
-    (kept,) = other_gpus.compare_company(study(*rows))
-    assert kept.share.median == 0.5
+    (kept,) = compare_other_gpus(*rows)
+    assert kept.gain == 0.5
     rows = [beside("", [1000.0, 10.0], WindowKind.STEADY), beside("1", [1000.0, 5.0], WindowKind.STEADY)]
-    (kept,) = other_gpus.compare_company(study(*rows))
-    assert kept.share.median == 0.75
+    (kept,) = compare_other_gpus(*rows)
+    assert kept.gain == 0.75
     given = [dataclasses.replace(e.jobs[0], params=e.jobs[0].params | {"given_rate": "true"}) for e in rows]
     services = [dataclasses.replace(e, jobs=(g,)) for e, g in zip(rows, given, strict=True)]
-    assert not list(other_gpus.compare_company(study(*services)))
+    assert not list(compare_other_gpus(*services))
 
 
 def on_host(store: int, **facts: str) -> list[Row]:
@@ -227,7 +234,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     }
     gains = {cell.mode: cell.values[SPEEDUP] for cell in together}
     assert gains["naive"] == pytest.approx({1: 1.2, 2: 1.2}) and gains["MPS"] == pytest.approx({1: 1.6, 2: 1.6})
-    judged = verdicts(make_cells(found))
+    judged = compare_modes(make_cells(found))
     against_serial = {round(each.ratio.median, 9) for each in judged if each.ratio and each.against == "serial"}
     assert against_serial == {1.2, 1.6}
     assert {winner.case.setting for winner in winners(make_cells(found), judged)} == {
@@ -237,7 +244,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(found))
     said = write_answer(found, make_cells(found), winners(make_cells(found), judged))
     assert said[-1] == "2 complete blocks of each GPU model; intervals need 3, verdicts 5."
-    assert [row[:4] for row in block_table(found).rows[:2]] == [
+    assert [row[:4] for row in table_of("blocks", found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]
 

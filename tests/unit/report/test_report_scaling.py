@@ -9,20 +9,13 @@ import pytest
 
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
-from pipeline.report.evaluate import paper, scaling
+from pipeline.report.evaluate import effects, paper
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.key_findings import write_answer
-from pipeline.report.page.profile_tables import (
-    co_runner_table,
-    ratio_table,
-    scaling_table,
-    throughput_table,
-    time_table,
-)
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g.10gb": 28, "1g.5gb": 14}
 SETTINGS = (("device", "A100"), ("window", "steady, 5 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
@@ -57,7 +50,7 @@ def scaled(**rates: float) -> list[Row]:
 
 def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal():
     cells = make_cells(study(*scaled(full=16.8, _7g=15.3, _4g=8.9, _3g=6.7, _2g=4.4, _1g=2.1)))
-    found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in scaling.steps(cells)}
+    found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in effects.steps(cells)}
     assert list(found) == [
         ("full", "7g"),
         ("7g", "4g"),
@@ -67,12 +60,12 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
         ("7g", "3g"),
         ("4g", "2g"),
     ]
-    assert found["full", "7g"].ratio.median == pytest.approx(16.8 / 15.3)
+    assert found["full", "7g"].median == pytest.approx(16.8 / 15.3)
     assert found["full", "7g"].ideal == pytest.approx(108 / 98)
     assert found["4g", "2g"].ideal == 2
     assert found["7g", "3g"].published == "2.292 (A100-SXM4-40GB)"
     assert found["4g", "3g"].published == ""
-    table = scaling_table(cells)
+    table = table_of("scaling", cells)
     loss = dict(zip(table.columns, table.rows[0], strict=True))["loss (%)"]
     assert loss == pytest.approx(100 * (1 - 15.3 / 16.8))
 
@@ -80,7 +73,7 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
 def test_memory_bandwidth_scales_ideally_with_memory_slices() -> None:
     rates = {"full": 1400.0, "7g.40gb": 1400.0, "3g.20gb": 700.0, "2g.10gb": 350.0, "1g.5gb": 175.0}
     rows = [on(place, rate, block, "micro_copy") for place, rate in rates.items() for block in range(1, 6)]
-    steps = {(step.larger, step.smaller): step for step in scaling.steps(make_cells(study(*rows)))}
+    steps = {(step.larger, step.smaller): step for step in effects.steps(make_cells(study(*rows)))}
     assert {pair: step.ideal for pair, step in steps.items()} == {
         ("full", "7g.40gb"): 1,
         ("7g.40gb", "3g.20gb"): 2,
@@ -88,14 +81,14 @@ def test_memory_bandwidth_scales_ideally_with_memory_slices() -> None:
         ("2g.10gb", "1g.5gb"): 2,
     }
     assert steps["full", "7g.40gb"].loss_pct == 0
-    (row,) = ratio_table(make_cells(study(*rows))).rows
+    (row,) = table_of("profile-ratios", study(*rows)).rows
     assert row[1:4] == ("0.0", "1, 100 % of 1.00", "2, 100 % of 2.00")
 
 
 @pytest.mark.parametrize("workload", ["micro_to_device", "micro_launch"])
 def test_what_mig_does_not_divide_has_no_ideal(workload: str) -> None:
     rows = [on(place, 50.0, block, workload) for place in ("7g.40gb", "3g.20gb") for block in range(1, 6)]
-    (step,) = scaling.steps(make_cells(study(*rows)))
+    (step,) = effects.steps(make_cells(study(*rows)))
     assert step.ideal is None
 
 
@@ -103,15 +96,15 @@ def test_tables_have_a_row_a_format_and_a_column_a_profile() -> None:
     rows = [*scaled(full=16.8, _7g=15.3, _3g=6.7), *(on("7g.40gb", 151.7, b, "micro_fp16_tensor") for b in range(1, 6))]
     rows += [on("3g.20gb", 94.2, block, "micro_fp16_tensor") for block in range(1, 6)]
     cells = make_cells(study(*rows))
-    table = throughput_table(cells)
+    table = table_of("profiles", cells)
     assert table.columns == ("workload", "unit", "whole GPU", "7g.40gb", "3g.20gb")
     by_case = {row[0]: row[1:] for row in table.rows}
     assert by_case["micro_fp16_tensor"] == ("samples/s", None, "151.7", "94.2")
     assert str(by_case["micro_fp32_cuda"][1]).startswith("16.8")
-    ratios = ratio_table(cells)
+    ratios = table_of("profile-ratios", cells)
     assert ratios.columns[1:] == ("loss by MIG (%)", "whole GPU / 7g.40gb", "7g.40gb / 3g.20gb")
     assert [row[1:3] for row in ratios.rows] == [(None, None), ("8.9", "1.10, 100 % of 1.10")]
-    assert time_table(cells).rows == (), "steady windows"
+    assert table_of("profile-times", cells).rows == (), "steady windows"
 
 
 def test_fixed_work_has_a_table_of_times() -> None:
@@ -121,7 +114,7 @@ def test_fixed_work_has_a_table_of_times() -> None:
         for block in (1, 2)
         for row in [on(place, rate, block, "particles")]
     ]
-    table = time_table(make_cells(study(*rows)))
+    table = table_of("profile-times", study(*rows))
     assert table.columns == ("workload", "unit", "7g.40gb", "3g.20gb")
     assert table.rows == (("particles", "s", "50", "100"),)
 
@@ -130,10 +123,10 @@ def test_co_runners_are_another_case_and_what_they_leave_is_told_by_profile():
     rows = scaled(full=16.8, _1g=2.0)
     rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, co_runners="6x micro_fp32_cuda") for b in range(1, 6)]
     cells = make_cells(study(*rows))
-    (beside,) = scaling.compare_co_runners(cells)
-    assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
+    (beside,) = effects.compare_co_runners(cells)
+    assert (beside.cell.mode, round(beside.gain, 3)) == ("MIG 1g.5gb", 0.75)
     assert f"{CO_RUNNERS} 6x micro_fp32_cuda" in beside.cell.case.label
-    assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without co-runners"
+    assert len(list(effects.steps(cells))) == 1, "the whole GPU against 1g, both without co-runners"
 
 
 def test_cerns_rows_agree_with_ratios_that_are_near():
@@ -176,7 +169,7 @@ def test_the_answer_says_what_mig_and_co_runners_take():
     )
     (said,) = write_answer(faster, make_cells(faster), [])
     assert "a job is 50.0 % faster (micro_copy) to 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
-    (row,) = co_runner_table(make_cells(found)).rows
+    (row,) = table_of("co-runners", found).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 
 
@@ -191,12 +184,12 @@ def test_what_co_runners_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
-    (beside,) = scaling.compare_co_runners(make_cells(study(*rows)))
-    assert beside.throughput_ratio.median == pytest.approx(0.9)
-    assert not list(scaling.compare_co_runners(make_cells(study(*rows[5:]))))
+    (beside,) = effects.compare_co_runners(make_cells(study(*rows)))
+    assert beside.gain == pytest.approx(0.9)
+    assert not list(effects.compare_co_runners(make_cells(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
-    assert not list(scaling.compare_co_runners(make_cells(study(*services))))
+    assert not list(effects.compare_co_runners(make_cells(study(*services))))
 
 
 def test_a_later_study_beside_co_runners_stands_beside_that_without() -> None:
@@ -205,5 +198,5 @@ def test_a_later_study_beside_co_runners_stands_beside_that_without() -> None:
     later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
-    (beside,) = scaling.compare_co_runners(make_cells(found))
-    assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)
+    (beside,) = effects.compare_co_runners(make_cells(found))
+    assert beside.gain == pytest.approx(0.75, abs=0.01)

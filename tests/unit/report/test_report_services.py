@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import outcomes
+from pipeline.report.evaluate import study_board
 from pipeline.report.evaluate.cells import list_metrics, make_cells
-from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.verdicts import Decision, verdicts
-from pipeline.report.figures import copies, gain, mixes
+from pipeline.report.evaluate.contrasts import Decision, compare_modes
+from pipeline.report.evaluate.services import compare_services, describe_mix
+from pipeline.report.figures import bar_charts, curves
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.page import make_content, render
-from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 
 def service(index: int, rate: float, latency_ms: float, sequence: int = 0, **changes: Any) -> JobRow:
@@ -54,7 +54,7 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
         served("mps", 4, 200, 9.0, rate_sustained_worst_ratio=0.9),
         row("mps", tuple(service(i, 400, 1.0) for i in range(4)), result=Result.OOM),
     ]
-    table = objective_table(make_cells(study(*rows)))
+    table = table_of("objective", study(*rows))
     assert [line[1:4] + line[4:] for line in table.rows] == [
         (1, "serial", "p99 within 50 ms", 400, 400, "15", None),
         (4, "naive", "p99 within 50 ms", 50, 200, "18", 100),
@@ -90,7 +90,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
         rows.append(served("naive", 4, 50, 20.0 * jitter, block))
         rows.append(served("mps", 4, 50, 10.0 / jitter, block))
     cells = make_cells(study(*rows))
-    found = {(each.mode, each.against): each for each in verdicts(cells)}
+    found = {(each.mode, each.against): each for each in compare_modes(cells)}
     assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
     assert found["MPS", "naive"].ratio is not None
     assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
@@ -98,7 +98,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert found["naive", "serial"].ratio is not None
     assert found["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
-    assert [*gain.sketches(cells, None)] == []
+    assert [*curves.sketch_gains(cells, None)] == []
     (said,) = write_answer(study(*rows), cells, [])
     assert "the p99 latency of services that run together is 1.99 times" in said and "(4 infer bs128, naive)" in said
 
@@ -112,7 +112,7 @@ def test_only_the_service_with_the_arrivals_of_the_run_alone_is_compared_with_it
         sequences = [(index + block - 1) % 3 for index in range(3)]
         jobs = tuple(service(i, 50, alone * (1 + 0.4 * n), n) for i, n in enumerate(sequences))
         rows.append(row("mps", jobs, block, metrics={"latency_mean_worst_ms": 1.8 * alone}))
-    (verdict,) = verdicts(make_cells(study(*rows)))
+    (verdict,) = compare_modes(make_cells(study(*rows)))
     assert (verdict.decision, verdict.metric) == (Decision.EQUAL, "latency_p99_slowdown_worst_ratio")
     assert "1.00 x the same job alone by the p99 latency under the same arrivals, equal within" in verdict.sentence
 
@@ -137,16 +137,16 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
         without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
         rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
     cells = make_cells(study(*rows))
-    found = verdicts(cells)
+    found = compare_modes(cells)
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
     assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
     (said,) = write_answer(study(*rows), cells, [])
     assert "(4 infer bs128, MPS) that of one service alone" in said and "naive" not in said
-    (drawn,) = copies.sketches(cells, None)
+    (drawn,) = bar_charts.sketch_copies(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
-    (measured,) = outcomes.summarize_devices(study(*rows), cells, found, [])
+    (measured,) = study_board.summarize_devices(study(*rows), cells, found, [])
     (four,) = measured.outcomes
     assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
 
@@ -158,7 +158,7 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         jobs = (job(0, train, rate, size="T"), service(1, 50, latency_ms, size="I"))
         rows.append(row(scenario, jobs, metrics={"latency_mean_worst_ms": latency_ms}))
     cells = make_cells(study(*rows))
-    assert [line[1:] for line in beside_table(cells).rows] == [
+    assert [line[1:] for line in table_of("beside", cells).rows] == [
         ("naive", "infer", None, "4", "4"),
         ("naive", "train", "0.4", None, None),
         ("MPS", "infer", None, "2", "2"),
@@ -169,8 +169,12 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         "T+I, MPS: the p99 latency of infer is 2.00 times its latency alone and the throughput of train is 0.80 times "
         "its throughput alone."
     )
-    assert [each.workload for each in naive] == ["infer", "train"]
-    (sketch,) = mixes.sketches(cells, None)
+    assert [(pair.subject, pair.metric) for pair in naive] == [
+        ("infer", P99_SLOWDOWN),
+        ("infer", MEAN_SLOWDOWN),
+        ("train", SLOWDOWN),
+    ]
+    (sketch,) = bar_charts.sketch_mixes(cells, None)
     kept, paid = sketch.paint().axes
     assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
@@ -190,9 +194,9 @@ def test_each_variant_of_one_training_beside_a_service_keeps_its_part() -> None:
     rows = [row("serial", (job(0, own, 100.0),)) for own in (eager, graph)]
     rows.append(row("serial", (service(0, 50, 5.0),)))
     rows.append(row("mps", (job(0, eager, 90.0), job(1, graph, 40.0), service(2, 50, 10.0))))
-    shares = list(compare_services(make_cells(study(*rows))))
-    kept = {share.workload: share.throughput_ratio and share.throughput_ratio.median for share in shares}
-    assert kept == {"infer": None, "train bs128": pytest.approx(0.9), "train bs128 (CUDA graph)": pytest.approx(0.4)}
+    pairs = compare_services(make_cells(study(*rows)))
+    kept = {pair.subject: pair.gain for pair in pairs if pair.metric == SLOWDOWN}
+    assert kept == {"train bs128": pytest.approx(0.9), "train bs128 (CUDA graph)": pytest.approx(0.4)}
 
 
 def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
@@ -218,7 +222,7 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
         r"Services and jobs together use 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
     )
     assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times their latency alone."
-    (grid,) = grids(found, cells, verdicts(cells), [])
+    (grid,) = grids(found, cells, compare_modes(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
     texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}
     assert texts["throughput kept by train"] == [["0.90"], ["0.80"], ["0.70"]]
@@ -234,7 +238,7 @@ def test_bars_of_one_colour_say_which_they_are() -> None:
     alone = [row("serial", (job(0, params("train"), 100.0),)), row("serial", (service(0, 50, 5.0),))]
     jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
     both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
-    (sketch,) = mixes.sketches(make_cells(study(*alone, *both)), None)
+    (sketch,) = bar_charts.sketch_mixes(make_cells(study(*alone, *both)), None)
     kept, *_ = sketch.paint().axes
     assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
 

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.page.share_table import share_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 SM, MEMORY = "process_sm_utilization_mean_pct", "process_memory_utilization_mean_pct"
 ALONE = {"energy_j": 3000.0, "power_idle_w": 100.0, "utilization_gpu_mean_pct": 80.0}
@@ -32,7 +31,7 @@ def _rows(*together: JobRow, scenario: str = "mps", busy: float | None = None) -
 
 
 def _list_shares(rows: list[Row]) -> list[tuple[object, ...]]:
-    return [line[2:] for line in share_table(make_cells(study(*rows))).rows]
+    return [line[2:] for line in table_of("shares", study(*rows)).rows]
 
 
 def test_a_measured_share_divides_the_energy_above_idle() -> None:

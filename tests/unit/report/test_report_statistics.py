@@ -17,9 +17,9 @@ from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.contrasts import Contrast, Decision, compare_modes, decide
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale
 from pipeline.report.evaluate.statistics import compare_pairs, correct_p_values, estimate, p_values
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decide, verdicts
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 MODES = (SERIAL, NAIVE, MPS, MIG)
@@ -77,7 +77,7 @@ def make_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | Non
     ]
 
 
-def assert_a_report_says_the_same(found: list[Verdict], *expected: NDArray[Any]) -> None:
+def assert_a_report_says_the_same(found: list[Contrast], *expected: NDArray[Any]) -> None:
     decisions, different, equal = expected
     assert [verdict.decision for verdict in found] == list(decisions)
     p = np.where(decisions == Decision.EQUAL, equal, different)
@@ -89,7 +89,7 @@ def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, s
     several = studies(noise, speeds, 20)
     for study, *expected in zip(several, *judged(ratios_of(several)), strict=True):
         cells = [cell for case, rates in enumerate(study) for cell in make_cells(case, rates)]
-        assert_a_report_says_the_same(verdicts(cells), *expected)
+        assert_a_report_says_the_same(compare_modes(cells), *expected)
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.01, 0.04])
@@ -119,7 +119,7 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     for table in range(20):
         pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
         cells = [cell for case, rates in enumerate(pairs) for cell in make_cells(case, rates)]
-        assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
+        assert_a_report_says_the_same(compare_modes(cells), decisions[table], different[table], equal[table])
 
 
 @pytest.mark.parametrize("num_at_margin", [0, 3])
@@ -203,7 +203,7 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
             for cell in make_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
         expected = judged(units[table : table + 1])
-        assert_a_report_says_the_same(verdicts(cells), *(each[0] for each in expected))
+        assert_a_report_says_the_same(compare_modes(cells), *(each[0] for each in expected))
 
 
 def test_an_interval_reaches_to_the_median_of_values_in_two_heaps() -> None:

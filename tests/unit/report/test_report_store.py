@@ -14,7 +14,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.store.local_store import open_store
-from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate import contrasts, paper, verdicts
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
@@ -140,7 +140,7 @@ def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_s
     open_store(root).open_experiment("empty")
     study = rows.read([root], "empty")
     cells = make_cells(study)
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     best = verdicts.winners(cells, found)
     assert (study.rows, cells, found, best) == ((), [], [], [])
     assert report_tables.make_tables(study, cells, found, best, paper.compare(cells, found)) == []
@@ -163,7 +163,7 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
     study = rows.read([root], EXPERIMENT)
     reading_s = time.process_time() - began
     cells = make_cells(study)
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     verdicts.winners(cells, found)
     paper.compare(cells, found)
     judging_s = time.process_time() - began - reading_s

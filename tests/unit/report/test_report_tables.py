@@ -12,14 +12,14 @@ from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import format_estimate
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study, table_of
 
 
 def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
@@ -101,7 +101,7 @@ def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_mo
     assert len({c.case for c in naives.values()}) == 2
     assert naives["one"].values[BEST_SOLO][5] == pytest.approx(7 * 305 / 4000)
     assert naives["two"].values[BEST_SOLO][5] == pytest.approx(7 * 205 / 600)
-    judged = [v for v in verdicts(found) if (v.mode, v.degree) == ("MPS", 7)]
+    judged = [v for v in compare_modes(found) if (v.mode, v.degree) == ("MPS", 7)]
     assert {(v.case.params[0][key], v.against) for v in judged} == {
         (value, against) for value in ("one", "two") for against in ("serial", "naive", "CUDA graph alone")
     }
@@ -277,14 +277,14 @@ def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
         for small, seconds in (("one", 10.0), ("other", 40.0))
     ]
     copied = [serial(block, 10.0 * n, *[("S", "one")] * n) for block, n in ((1, 2), (1, 3), (2, 3), (2, 2))]
-    drift = report_tables.drift_table(study(*pairs, *copied)).rows
+    drift = table_of("drift", study(*pairs, *copied)).rows
     assert [(line[0], *line[5:7]) for line in drift] == [
         ("2 one bs128", 0.0, 0.0),
         ("3 one bs128", 0.0, 0.0),
         ("M+S: large bs128, one bs128", 0.0, 0.0),
         ("M+S: large bs128, other bs128", 0.0, 0.0),
     ]
-    assert [line[0] for line in report_tables.case_table(study(*pairs)).rows] == [drift[2][0], drift[3][0]]
+    assert [line[0] for line in table_of("mixes", study(*pairs)).rows] == [drift[2][0], drift[3][0]]
 
 
 def test_an_interval_is_rounded_to_three_digits() -> None:

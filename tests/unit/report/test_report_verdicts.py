@@ -11,25 +11,24 @@ import re
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate import paper, scaling, statistics, verdicts
+from pipeline.report.evaluate import contrasts, effects, paper, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import SPEEDUP
-from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import collocation_study, copies, params, study
+from tests.support.report_rows import collocation_study, copies, params, study, table_of
 
 
-def judged(rows: list[Row]) -> list[Verdict]:
-    return verdicts.verdicts(make_cells(study(*rows)))
+def judged(rows: list[Row]) -> list[Contrast]:
+    return contrasts.compare_modes(make_cells(study(*rows)))
 
 
 def one(
-    found: list[Verdict], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
-) -> Verdict:
+    found: list[Contrast], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
+) -> Contrast:
     meant = (mode, against, degree, quantity)
     (verdict,) = [
         v for v in found if (v.mode, v.against, v.degree, v.quantity) == meant and v.case.label.startswith(label)
@@ -38,9 +37,9 @@ def one(
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[Cell], list[Verdict], list[verdicts.Winner]]:
+def whole() -> tuple[list[Cell], list[Contrast], list[verdicts.Winner]]:
     cells = make_cells(study(*collocation_study()))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     return cells, found, verdicts.winners(cells, found)
 
 
@@ -119,7 +118,7 @@ def on_gpus(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
 def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
     several = {"GPU-a": (1.50, 1.51, 1.50, 1.49, 1.50), "GPU-b": (1.52, 1.51), "GPU-c": (1.48, 1.49, 1.48, 1.49)}
     cells = make_cells(study(*on_gpus(several)))
-    (verdict,) = verdicts.verdicts(cells)
+    (verdict,) = contrasts.compare_modes(cells)
     assert (verdict.decision, verdict.num_blocks, verdict.num_gpus) == (Decision.BETTER, 11, 3)
     expected = statistics.estimate([1.50, 1.515, 1.485])
     assert verdict.ratio is not None and verdict.ratio.n == 3
@@ -177,7 +176,7 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
         rows.append(copies("mig", 1, 850.0 + block, block))
     assert judged(rows) == []
     cells = make_cells(study(*rows))
-    assert not list(scaling.steps(cells)) and verdicts.winners(cells, []) == []
+    assert not list(effects.steps(cells)) and verdicts.winners(cells, []) == []
     rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
     assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
 
@@ -201,7 +200,7 @@ def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_lea
         rows.append(copies("mps", 2, 900.0 + block, block, invalid="suspended"))
         rows.append(copies("mig", 2, 550.0 + block, block, invalid="suspended" if block == 1 else ""))
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
     assert (
         winner.tied[0] == "naive" and "MPS" not in winner.tied and winner.speedup.median == pytest.approx(1.2, rel=0.01)
@@ -224,7 +223,7 @@ def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> Non
         rows.append(copies("naive", 2, 520.0 * faster + block, block))
         rows += [copies("mps", 2, 572.0 + block, block)] if block <= 5 else []
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
     assert winner.tied[0] == "MPS" and "naive" not in winner.tied
@@ -238,7 +237,7 @@ def test_a_loser_without_any_baseline_is_no_part_of_the_winners() -> None:
         rows.append(copies("naive", 2, 600.0 + block, block))
         rows.append(copies("serial", 1, 500.0, block)) if block <= 5 else rows.append(copies("mps", 2, 400.0, block))
     cells = make_cells(study(*rows))
-    found = verdicts.verdicts(cells)
+    found = contrasts.compare_modes(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
     assert winner.tied == ("naive",)
@@ -259,7 +258,7 @@ def test_what_is_simulated_says_so_everywhere() -> None:
     rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
     found = study(*rows)
     cells = make_cells(found)
-    judgements = verdicts.verdicts(cells)
+    judgements = contrasts.compare_modes(cells)
     best = verdicts.winners(cells, judgements)
     assert all(v.sentence.endswith("(simulated)") for v in judgements)
     assert all(w.sentence.endswith("(simulated)") for w in best)
@@ -290,7 +289,7 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
 
 def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     found = study(*collocation_study())
-    table = report_tables.result_table(whole[0])
+    table = table_of("results", whole[0])
     lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
     assert len(lines) == len(whole[0])
     oom = next(line for line in lines if line["result"] == "oom")
@@ -303,7 +302,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     tex = to_latex(next(t for t in report_tables.make_tables(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
     assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
-    endings = report_tables.ending_table(whole[0])
+    endings = table_of("endings", whole[0])
     assert [row[3] for row in endings.rows] == ["wrong_results", "oom", "skipped"]
     wrong = next(row for row in endings.rows if row[3] == "wrong_results")
     assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
@@ -314,13 +313,13 @@ def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
     endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
     rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
     cells = make_cells(study(*rows))
-    (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
+    (winner,) = verdicts.winners(cells, contrasts.compare_modes(cells))
     assert winner.mode == "MPS" and winner.tied == ("MPS",)
 
 
 def test_a_baseline_without_samples_has_no_drift() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((0.0, 100.0, 101.0), start=1)]
-    (row,) = report_tables.drift_table(study(*rows)).rows
+    (row,) = table_of("drift", study(*rows)).rows
     assert row[2:5] == (2, 2, 3)
 
 
@@ -331,7 +330,7 @@ def test_each_gpu_has_a_drift_of_its_own() -> None:
         copies("serial", 1, rate, block, gpu_uuid=gpu, boot_id=gpu)
         for block, (rate, gpu) in enumerate(zip(rates, gpus, strict=True), start=1)
     ]
-    found = report_tables.drift_table(study(*rows)).rows
+    found = table_of("drift", study(*rows)).rows
     assert [(str(row[0]).rpartition(" on ")[2], row[5]) for row in found] == [
         ("GPU-11111111", pytest.approx(1.0)),
         ("GPU-22222222", pytest.approx(2.0)),
@@ -340,7 +339,7 @@ def test_each_gpu_has_a_drift_of_its_own() -> None:
 
 def test_drift_is_first_against_last() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
-    (row,) = report_tables.drift_table(study(*rows)).rows
+    (row,) = table_of("drift", study(*rows)).rows
     assert row[1:6] == ("samples/s", 3, 1, 3, pytest.approx(10.0))
     assert row[7:] == (100.0, 110.0)
 
@@ -373,7 +372,7 @@ def test_what_is_faster_than_the_best_step_mode_is_faster_than_serial() -> None:
         rows += [copies("serial", 1, 800.0 * host, block), copies("serial", 1, 1000.0, block, graph)]
         rows += [copies("naive", 2, 550.0, block)]
     cells = make_cells(study(*rows))
-    comparisons = verdicts.verdicts(cells)
+    comparisons = contrasts.compare_modes(cells)
     against = {verdict.against: verdict.decision for verdict in comparisons if verdict.mode == "naive"}
     assert against == {"serial": Decision.NO_VERDICT, "CUDA graph alone": Decision.BETTER}
     (winner,) = verdicts.winners(cells, comparisons)

@@ -12,8 +12,8 @@ from scipy.special import stdtrit
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.report.evaluate import statistics
+from pipeline.report.evaluate.contrasts import Decision
 from pipeline.report.evaluate.interval_widths import measure_widths
-from pipeline.report.evaluate.verdicts import Decision
 from tests.unit.report.test_report_statistics import judged, make_cells
 
 MAX_BLOCKS = 20

@@ -17,7 +17,7 @@ from pipeline.base.domain.samples import FieldTable
 from pipeline.base.domain.turns import Place
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey
-from pipeline.report.evaluate.stressor_leaks import StressorLoad, describe_loads, list_loads
+from pipeline.report.evaluate.stressors import StressorLoad, describe_loads, list_loads
 from pipeline.report.page.page import make_content, render
 from pipeline.report.page.table_format import Table
 from pipeline.report.read import stressor_counters

@@ -11,10 +11,10 @@ from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.domain.turns import TurnRates, format_turns
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.pair_inputs import collect_inputs
-from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects, runs_stressor
+from pipeline.report.evaluate.predictions import collect_inputs
+from pipeline.report.evaluate.stressors import describe_effects, list_effects
 from pipeline.report.figures.catalogue import draw_figures
-from pipeline.report.figures.stressor_curves import sketches
+from pipeline.report.figures.curves import sketch_stressors
 from pipeline.report.page.leading_numbers import select_leading_numbers
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
@@ -64,7 +64,7 @@ def test_the_table_has_a_line_for_each_pair_and_the_figure_a_line_for_each_resou
     (table,) = (table for table in make_tables(study(*rows), cells, [], [], []) if table.name == "sensitivity")
     assert table.columns[:5] == ("workload", "mode", "resource", "dial", "slowdown")
     assert table.rows[5][:5] == ("resnet26_cifar10 bs128", "naive", "l2", 1.0, pytest.approx(2.0))
-    (sketch,) = sketches(list_effects(study(*rows), cells))
+    (sketch,) = sketch_stressors(list_effects(study(*rows), cells))
     figure = sketch.paint()
     assert [axes.get_title() for axes in figure.axes] == ["naive", "MPS"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["host_cores", "l2", "no interval"]
@@ -80,7 +80,7 @@ def test_other_figures_leave_out_groups_with_stressors() -> None:
     rows = [*pairs(1), copies("naive", 2, 600.0)]
     cells = make_cells(study(*rows))
     names = [drawn.name for drawn in draw_figures(study(*rows), cells, None)]
-    ordinary = [cell for cell in cells if not runs_stressor(cell)]
+    ordinary = [cell for cell in cells if not cell.has_stressor]
     others = [drawn.name for drawn in draw_figures(study(*rows), ordinary, None)]
     assert others and names == ["sensitivity-resnet26-cifar10-bs128", *others]
 
@@ -201,7 +201,7 @@ def test_the_table_the_figure_and_predictions_read_turns() -> None:
         ("l2", 1.0),
     ]
     names = [drawn.name for drawn in draw_figures(whole, cells, None)]
-    ordinary = [cell for cell in cells if not runs_stressor(cell)]
+    ordinary = [cell for cell in cells if not cell.has_stressor]
     assert names == ["sensitivity-resnet26-cifar10-bs128", *(d.name for d in draw_figures(whole, ordinary, None))]
     vectors = collect_inputs(whole, cells).vectors["MPS"]["resnet26_cifar10 bs128"]
     assert vectors.has("l2") and vectors.has("host_cores") and not vectors.has("launches")

@@ -29,9 +29,9 @@ from benchmarks.window_designs import (
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.window import Window
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.contrasts import Decision
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import estimate, is_baseline_drifting
-from pipeline.report.evaluate.verdicts import Decision
 
 SERIAL, SEVEN = GROUPS.index(SimulatedGroup("serial", 1)), GROUPS.index(SimulatedGroup("naive", 7))
 NUM_TABLES = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, mode_of, modes_of
-from pipeline.report.evaluate import verdicts
+from pipeline.report.evaluate import contrasts
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import THEME
@@ -54,7 +54,7 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
     judged = study(*rows)
     cells = make_cells(judged)
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "turns slice_ms=2"]
-    sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
+    sentences = [verdict.sentence for verdict in contrasts.compare_modes(cells)]
     assert [sentence.split(" (")[0] for sentence in sentences if "turns" in sentence] == [
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.40 x serial",
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.17 x MPS",

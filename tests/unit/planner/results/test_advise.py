@@ -20,7 +20,8 @@ from pipeline.planner.commands.results_commands import answer_advice
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.planner.results.follow_up_sweep import build_command
 from pipeline.report.evaluate.cells import Cell, make_cells
-from pipeline.report.evaluate.verdicts import find_slower_pairs, verdicts, winners
+from pipeline.report.evaluate.contrasts import compare_modes
+from pipeline.report.evaluate.verdicts import find_slower_pairs, winners
 from pipeline.report.read import rows as report_rows
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -32,7 +33,7 @@ TINY = params("tiny")
 
 def advice_on(*rows: Row) -> list[Advice]:
     cells = make_cells(study(*rows))
-    return advise(cells, verdicts(cells))
+    return advise(cells, compare_modes(cells))
 
 
 def blocks(number: int, **speeds: float) -> list[Row]:
@@ -47,7 +48,7 @@ def blocks(number: int, **speeds: float) -> list[Row]:
 
 def assert_agreement(cells: Sequence[Cell]) -> None:
     """Check that advice names the fastest mode where the verdicts name one, and else no mode that is slower."""
-    found = verdicts(cells)
+    found = compare_modes(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, found)}
     recommended = advise(cells, found)
     assert {(advice.case, advice.degree) for advice in recommended} >= {place for place in best if place[1] > 1}
@@ -127,7 +128,7 @@ def test_modes_that_no_verdict_compares_are_compared() -> None:
         place = {"mps_active_thread_percentage": "50"}
         limited = tuple(job(i, TINY, 70.0 + 0.01 * block, place=place) for i in range(2))
         rows += [copies("mig", 2, 85.0, block, TINY), row("mps_percent", limited, block)]
-    found = verdicts(make_cells(study(*rows)))
+    found = compare_modes(make_cells(study(*rows)))
     assert not any({each.mode, each.against} == {"MIG 3g.40gb", "MPS 50 %"} for each in found)
     (advice,) = advice_on(*rows)
     assert (advice.mode, advice.runner_up) == ("MIG 3g.40gb", "MPS 50 %")

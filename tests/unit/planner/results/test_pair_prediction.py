@@ -15,16 +15,12 @@ from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.__main__ import main
 from pipeline.planner.commands.results_commands import answer_predictions, choose_pairs
-from pipeline.report.claims_command import format_value
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.claimed_figures import NoFigureError
-from pipeline.report.evaluate.pair_inputs import collect_inputs
-from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
-from pipeline.report.evaluate.stressor_effects import list_effects
-from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
-from pipeline.report.read.claims_file import Query
+from pipeline.report.evaluate.predictions import Model, PairPrediction, collect_inputs, predict_pairs
+from pipeline.report.evaluate.selector import NoFigureError
+from pipeline.report.page.claims import Query
 from pipeline.report.read.study_records import JobRow, Row
-from tests.support.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study, table_of
 
 RESOURCES = ("l2", "memory_bandwidth")
 ALONE = 1000.0
@@ -165,9 +161,9 @@ def test_programs_that_get_unequal_shares_of_a_resource_are_predicted_by_the_com
 def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
     rows = unique([one for name, use in uses.items() for one in beside(name, use)])
-    assert make_pair_table(study(*rows), make_cells(study(*rows))).rows == ()
+    assert table_of("pairs", study(*rows)).rows == ()
     rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, CACHE))]
-    table = make_pair_table(study(*rows), make_cells(study(*rows)))
+    table = table_of("pairs", study(*rows))
     truth = slow_down(MEMORY, MEMORY_TOO)
     assert [line[0] for line in table.rows] == ["a bs128 + b bs128"] * 2 + ["a bs128 + c bs128"] * 2
     assert table.rows[1][2:4] == ("b bs128", pytest.approx(truth)) and table.rows[1][6] == pytest.approx(truth)
@@ -352,11 +348,11 @@ def test_claims_show_slowdowns_beside_stressors_and_workloads() -> None:
     measured = study(*unique(rows))
     cells = make_cells(measured)
     inputs = collect_inputs(measured, cells)
-    tables = [make_stressor_table(list_effects(measured, cells)), make_pair_table(measured, cells)]
+    tables = [table_of("sensitivity", measured), table_of("pairs", measured)]
     a, b, c = inputs.workloads
 
     def show(table: str, quantity: str, *texts: str) -> str:
-        return format_value(Query(table=table, quantity=quantity, row=texts), tables)
+        return Query(table=table, quantity=quantity, row=texts).format_value(tables)
 
     full, truth = {"memory_bandwidth": 1.0}, slow_down(MEMORY, MEMORY_TOO)
     assert show("sensitivity", "slowdown", a, "memory_bandwidth", "1.0") == f"{slow_down(MEMORY, full):.2f}"
