@@ -25,7 +25,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, match_cases, select_settings
-from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics, make_cells
+from pipeline.report.evaluate.cells import Cell, group_places, label_cases, list_metrics, make_cells
 from pipeline.report.evaluate.contrasts import Decision, Quantity, decide
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
@@ -33,6 +33,7 @@ from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
+    TIMES,
     TOTAL_TIME,
     Metric,
 )
