@@ -28,9 +28,8 @@ if __name__ == "__main__":  # reason: see workloads/__init__.py
 
 from workloads import client, program
 from workloads.frameworks import computing, serving
-from workloads.frameworks.computing import CPU, Framework, NotInstalledError, Seen
+from workloads.frameworks.computing import CPU, Framework, NotInstalledError, Seen, Task
 from workloads.frameworks.options import Framework as Options
-from workloads.frameworks.task import Task
 
 FRAMEWORKS: dict[str, Callable[[], Framework]] = {
     "torch": computing.Torch,

@@ -112,7 +112,7 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
 
         model: torch.nn.Module = timm.create_model(args.model, num_classes=args.num_classes, **args.model_args)
     elif args.library == "diffusers":
-        from workloads.images.denoising import Denoiser
+        from workloads.images.vision import Denoiser
 
         model = Denoiser(args.model, args.image_px, args.model_args)
     else:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from workloads.frameworks.computing import GPU, Framework, Seen, Torch, require_module
-from workloads.frameworks.task import Matrix
+from workloads.frameworks.computing import GPU, Framework, Matrix, Seen, Torch, require_module
 from workloads.program import find_free_port
 
 _LIMIT_S = 120.0

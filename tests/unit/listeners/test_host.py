@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from listeners import host, threads
+from listeners import host
 from listeners.base import ThreadedListener
 from listeners.host import HostListener, JobProcesses, find_job, growth
 from pipeline.base.system.host_info import ProcessReading, read_file, read_process
@@ -245,7 +245,7 @@ class TestHostListenerOnJobs:
                 raise FileNotFoundError(path)
             return read_file(path)
 
-        monkeypatch.setattr(threads, "read_file", old_kernel)
+        monkeypatch.setattr(host, "read_file", old_kernel)
         sink = of_this_process(lambda sink: len(sink.named("cpu_pct", 0)) >= 2)
         assert not sink.named("run_queue_delay_pct", 0) and not sink.named("involuntary_switches_per_s", 0)
 

@@ -13,9 +13,8 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, framework, program
-from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, require_module
+from workloads.frameworks.computing import CPU, GPU, Matrix, NotInstalledError, Seen, Task, require_module
 from workloads.frameworks.options import Framework
-from workloads.frameworks.task import Matrix, Task
 
 TWO = "MIG-1,MIG-2"
 INSTANCE = Seen(GPU, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-1", 9728)

@@ -20,10 +20,9 @@ from PIL import Image
 
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads.data.batches import TrainingData
-from workloads.images import image_data, synthetic_files
-from workloads.images.data_sets import FACTS, Dataset
+from workloads.images import image_data
 from workloads.images.image_files import read_cifar10, read_digits, read_imagenet64
-from workloads.images.options import Tiny
+from workloads.images.options import FACTS, Dataset, Tiny
 from workloads.model_options import DataSource
 from workloads.options import Device
 
@@ -325,8 +324,8 @@ def test_what_cannot_be_loaded_is_refused(change, message):
 @pytest.fixture
 def few_files(monkeypatch):
     """Some made-up files, which are made as quickly as the real number of them is not."""
-    few = {name: replace(kind, count=12, classes=min(kind.classes, 6)) for name, kind in synthetic_files.KINDS.items()}
-    monkeypatch.setattr(synthetic_files, "KINDS", few)
+    few = {name: replace(kind, count=12, classes=min(kind.classes, 6)) for name, kind in image_data.KINDS.items()}
+    monkeypatch.setattr(image_data, "KINDS", few)
 
 
 def of_files(cache: Path, **changes) -> Tiny:
@@ -347,7 +346,7 @@ def of_files(cache: Path, **changes) -> Tiny:
 def test_made_up_files_have_the_pixels_and_bytes_of_the_real_ones(
     few_files, tmp_path, dataset, long_px, least_bytes, most_bytes
 ):
-    folder = synthetic_files.find_or_make(Dataset[dataset], tmp_path)
+    folder = image_data.find_or_make(Dataset[dataset], tmp_path)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     assert len(files) == 12
     assert len(list(folder.iterdir())) == 6
@@ -356,15 +355,13 @@ def test_made_up_files_have_the_pixels_and_bytes_of_the_real_ones(
         with Image.open(file) as image:
             assert (max(image.size), image.mode) == (long_px, "RGB")
     before = [file.stat().st_mtime_ns for file in files]
-    assert synthetic_files.find_or_make(Dataset[dataset], tmp_path) == folder
+    assert image_data.find_or_make(Dataset[dataset], tmp_path) == folder
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
 def test_files_go_to_the_users_cache_if_no_other_folder_is_given(few_files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert (
-        synthetic_files.find_or_make(Dataset.cifar10, None).parent == tmp_path / "gpu-collocation" / "synthetic-files"
-    )
+    assert image_data.find_or_make(Dataset.cifar10, None).parent == tmp_path / "gpu-collocation" / "synthetic-files"
 
 
 def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(few_files, tmp_path):

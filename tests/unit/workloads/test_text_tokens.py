@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.text import tokens
+from workloads.text import text_data
 from workloads.text.documents import LanguageReference, TextFolder
 
 _TEXTS = {"birds": ["the wren sings", "a hawk", "geese fly south " * 20], "fish": ["cod", "an eel swims"]}
@@ -30,8 +30,8 @@ def made(cache: Path) -> set[str]:
 
 def test_a_text_is_a_sample_cut_or_filled_up(tmp_path):
     cache = tmp_path / "cache"
-    vocabulary = tokens.train_vocabulary(1000, cache)
-    found = tokens.tokenise(TextFolder(write(tmp_path / "animals")), vocabulary, 8, cache, is_stream=False)
+    vocabulary = text_data.train_vocabulary(1000, cache)
+    found = text_data.tokenise(TextFolder(write(tmp_path / "animals")), vocabulary, 8, cache, is_stream=False)
     assert (found.num_classes, found.is_padded) == (2, True)
     ids, labels = found.train.ids, found.train.labels
     assert labels is not None and labels.tolist() == [0, 0, 0, 1] and found.validation.labels.tolist() == [1]
@@ -42,8 +42,8 @@ def test_a_text_is_a_sample_cut_or_filled_up(tmp_path):
 
 
 def test_long_texts_are_whole_passages_and_every_fifth_validates(tmp_path):
-    vocabulary = tokens.train_vocabulary(1000, tmp_path)
-    found = tokens.tokenise(LanguageReference(3), vocabulary, 32, tmp_path, is_stream=False)
+    vocabulary = text_data.train_vocabulary(1000, tmp_path)
+    found = text_data.tokenise(LanguageReference(3), vocabulary, 32, tmp_path, is_stream=False)
     assert not found.is_padded and len(found.train.ids) > 100
     assert len(found.validation.ids) == (len(found.train.ids) + len(found.validation.ids)) // 5
     assert set(np.unique(found.validation.labels)) == {0, 1, 2}
@@ -53,24 +53,24 @@ def test_long_texts_are_whole_passages_and_every_fifth_validates(tmp_path):
 
 def test_tokens_are_made_once_and_anew_when_a_text_has_changed(tmp_path):
     cache, folder = tmp_path / "cache", write(tmp_path / "animals")
-    vocabulary = tokens.train_vocabulary(1000, cache)
-    tokens.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
+    vocabulary = text_data.train_vocabulary(1000, cache)
+    text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
     before = made(cache)
-    tokens.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
+    text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
     assert made(cache) == before
     (folder / "fish" / "0.txt").write_text("a cod of another length")
-    tokens.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
+    text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
     assert len(made(cache) - before) == 1
-    tokens.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=False)
-    tokens.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=True)
-    tokens.tokenise(TextFolder(folder), tokens.train_vocabulary(500, cache), 6, cache, is_stream=False)
+    text_data.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=False)
+    text_data.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=True)
+    text_data.tokenise(TextFolder(folder), text_data.train_vocabulary(500, cache), 6, cache, is_stream=False)
     assert len(made(cache)) == len(before) + 5, "three more, and another tokeniser"
 
 
 def _read(cache: Path, barrier, answers) -> None:
     barrier.wait()
-    vocabulary = tokens.train_vocabulary(1000, cache)
-    found = tokens.tokenise(LanguageReference(None), vocabulary, 64, cache, is_stream=True)
+    vocabulary = text_data.train_vocabulary(1000, cache)
+    found = text_data.tokenise(LanguageReference(None), vocabulary, 64, cache, is_stream=True)
     answers.put((os.getpid(), isinstance(found.train.ids, np.memmap), int(found.train.ids.sum())))
 
 
@@ -102,8 +102,8 @@ def test_a_folder_without_two_classes_is_refused(tmp_path, texts, message):
 def test_halves_of_a_folder_are_taken_as_they_are(tmp_path):
     write(tmp_path / "animals" / "train")
     write(tmp_path / "animals" / "val", {"birds": ["owl"], "fish": ["ray", "pike"]})
-    vocabulary = tokens.train_vocabulary(1000, tmp_path / "cache")
-    found = tokens.tokenise(TextFolder(tmp_path / "animals"), vocabulary, 8, tmp_path / "cache", is_stream=False)
+    vocabulary = text_data.train_vocabulary(1000, tmp_path / "cache")
+    found = text_data.tokenise(TextFolder(tmp_path / "animals"), vocabulary, 8, tmp_path / "cache", is_stream=False)
     assert (found.train.labels.tolist(), found.validation.labels.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 1])
     write(tmp_path / "animals" / "val", {"snakes": ["asp"]})
     with pytest.raises(ValueError, match="different classes"):

@@ -16,13 +16,12 @@ from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.job_server import JobServer, wait_until
 from tests.support.training import DATA, SMALL, TRAIN, Notebook, train
 from workloads import program, train_timm
-from workloads.images import synthetic_files
-from workloads.images.data_sets import Dataset
-from workloads.images.options import TrainTimm
+from workloads.images import image_data
+from workloads.images.options import Dataset, TrainTimm
 from workloads.images.vision import import_torchvision
 from workloads.model_options import Precision
 from workloads.training import canary, recipes
-from workloads.training.epochs import NonFiniteLossError
+from workloads.training.run import NonFiniteLossError
 from workloads.training.training_steps import LossRecord, make_compiled_step, refuse_drawing
 
 
@@ -222,8 +221,8 @@ def test_a_learning_rate_that_a_captured_graph_reads_is_a_tensor_and_falls_the_s
 
 
 def test_made_up_files_are_validated_for_the_time_that_it_takes_and_not_at_a_stop(tmp_path, monkeypatch):
-    kind = dataclasses.replace(synthetic_files.KINDS[Dataset.cifar10], count=20)
-    monkeypatch.setitem(synthetic_files.KINDS, Dataset.cifar10, kind)
+    kind = dataclasses.replace(image_data.KINDS[Dataset.cifar10], count=20)
+    monkeypatch.setitem(image_data.KINDS, Dataset.cifar10, kind)
     flags = ["--dataset", "cifar10", "--source", "synthetic_files", "--cache-root", str(tmp_path), "--image-px", "32"]
     flags += ["--samples", "20", "--batch-size", "10", "--no-canary", "--warmup-steps", "1", "--validate"]
     job = train(*flags, "--epochs", "2", "--recipe", "timm", "--loader-workers", "1")
