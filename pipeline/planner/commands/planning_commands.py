@@ -42,7 +42,7 @@ _PROVED = 1e-4
 
 
 def _add_demand_arguments(parser: argparse.ArgumentParser, time_limit_s: float = _SERVE_LIMIT_S) -> None:
-    """Add demand, GPUs, margin, and the arguments of `add_solver_arguments`."""
+    """Add demand, GPUs, margin, and the arguments of `_add_solver_arguments`."""
     parser.add_argument("services", type=Path, help="the services with rates and objectives, in YAML")
     parser.add_argument(
         "--gpu",
@@ -95,7 +95,7 @@ def _read_problem(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
 
 
 def _check_margin(margin: str) -> str:
-    """Return the margin; ConfigError if `problem.build` does not support it."""
+    """Return the margin; ConfigError if `build_problem` does not support it."""
     if margin in (INTERVAL, NONE):
         return margin
     try:

@@ -187,7 +187,7 @@ def test_a_rate_of_which_nothing_was_measured_was_not_kept() -> None:
 
 def test_runs_at_another_rate_or_batch_or_on_another_gpu_are_of_another_plan() -> None:
     rows = runs_of(PLAN)
-    slower = plan_of(divided(), divided(), WHOLE, rate=30.0)
+    slower = plan_of(divided(), divided(), WHOLE, rate_per_s=30.0)
     larger = plan_of(
         *(
             replace(gpu, instances=tuple(replace(each, batch=16) for each in gpu.instances))
