@@ -58,7 +58,6 @@ ALLOWED_MODULES = {
     "none": "choices of two configuration groups, named by `_target_`",
     "nvml": "a listener's name, and the library that all of the device layer uses",
     "options": "workloads/*/options.py, as your_own_workload.md describes",
-    "sm_partitions": "those of the simulated MPS, and what makes them",
 }
 """Modules that share a name, with the reason; a test keeps this list as short as it can be."""
 

@@ -8,7 +8,8 @@ a `Spec`, from which every process that shows the machine builds the source once
 reading must depend only on the options and arguments, so that it is the same in every process.
 
 `Occupied` models the counters of a GPU during the kernels of a self-test, of which none runs. In the model, each block
-has a separate multiprocessor while there are enough; all blocks run all the time, and nothing else runs.
+has a separate multiprocessor while there are enough multiprocessors; all blocks run all the time, and nothing else
+runs.
 """
 
 from __future__ import annotations

@@ -46,8 +46,6 @@ instances (`shared`).
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
-# Sources of earlier versions, which a killed study may have left in the file of a kept machine.
-_REMOVED_SOURCES = frozenset({"pipeline.simulation.machine.replay.Replay"})
 # Architectures that store MIG mode in the InfoROM, so that it survives a restart. Source: NVIDIA MIG User Guide.
 _KEEPS_MIG_MODE = frozenset({"Ampere"})
 
@@ -418,4 +416,4 @@ def _from_json(text: str) -> State:
         for name, known in (("counter_fault", COUNTER_FAULTS), ("mig_fault", MIG_FAULTS)):
             if (fault := getattr(gpu.health, name)) not in ("", *known):
                 raise ValueError(f"{name} {fault!r} is not one of {', '.join(known)}")
-    return replace(state, sources=tuple(spec for spec in state.sources if spec.target not in _REMOVED_SOURCES))
+    return state

@@ -1,8 +1,8 @@
 """Sensors, counters (GPM), health and settings of a GPU in the library that pynvml calls.
 
 Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings exist only for whole GPUs; for MIG
-devices, they are "not supported". So are sensors and counters without a source of readings. Health and settings are
-stored in the machine's file.
+devices, they are "not supported". Sensors and counters without a source of readings are "not supported" too. Health and
+settings are stored in the machine's file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The counters of a simulated GPU, which have no values: GPM of its library, its dcgmi, and the listeners on both."""
+"""The counters of a simulated GPU, without and with a source of readings: NVML, dcgmi, nvidia-smi, listeners."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -18,26 +19,21 @@ from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ListenerError
-from pipeline.prepare.device import nvml
-from pipeline.simulation import dcgmi
-from pipeline.simulation import nvidia_smi as nvidia_smi
+from pipeline.base.system.factory import Spec
+from pipeline.prepare.device import gpu_reader, nvml
+from pipeline.simulation import dcgmi, nvidia_smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state_file import Fault, StateFile
+from pipeline.simulation.machine.readings import Quantity
+from pipeline.simulation.machine.state_file import Fault, Gpu, GpuInstance, Process, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from tests.conftest import DATA
 from tests.support.listener_contract import Collected, OneDevice
+from tests.support.recordings import recording
 
 Dcgmi = Callable[..., tuple[int, str]]
 NO_ENGINE = "Unable to connect to host engine"
-
-
-@pytest.fixture
-def state_file(tmp_path: Path) -> StateFile:
-    file = StateFile(tmp_path / "machine.json")
-    file.create(["h100_80gb"])
-    return file
 
 
 @pytest.fixture
@@ -55,8 +51,8 @@ def run_dcgmi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Dcgm
 
 def _partition(state_file: StateFile, profiles: str, *, gpu: str = "0", is_old: bool = True) -> None:
     """Make instances; old ones were made so long ago that the host engine has seen them."""
-    for arguments in (["-i", gpu, "-mig", "1"], ["mig", "-i", gpu, "-cgi", profiles, "-C"]):
-        assert nvidia_smi.main(["--state-file", str(state_file.path), *arguments]) == 0
+    assert _smi(state_file, "-i", gpu, "-mig", "1") == 0
+    assert _smi(state_file, "mig", "-i", gpu, "-cgi", profiles, "-C") == 0
     if is_old:
         _age(state_file, 60)
 
@@ -332,3 +328,171 @@ def test_listener_dcgm_runs_without_a_value_and_says_so(
         "Error setting watches. Result: -6: Feature not supported",
         "listener dcgm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; its figures are absent",
     ]
+
+
+# A source of readings, and what NVML, nvidia-smi and dcgmi make of it
+
+# What the recorded nvidia-smi says of an idle H100 (tests/data/h100/query_nounits.txt).
+IDLE = {
+    Quantity.POWER: 74.93,
+    Quantity.SM_CLOCK: 345.0,
+    Quantity.MEMORY_CLOCK: 2619.0,
+    Quantity.TEMPERATURE: 41.0,
+    Quantity.GPU_UTILIZATION: 0.0,
+    Quantity.MEMORY_UTILIZATION: 0.0,
+    Quantity.THROTTLE_REASONS: 1.0,
+    Quantity.PERFORMANCE_STATE: 0.0,
+    Quantity.ENERGY: 12.5,
+}
+
+
+class Told:
+    """A source that knows of the whole GPU what it is told, and of an instance that SMs are active by its slices."""
+
+    def __init__(self, whole: tuple[tuple[str, float], ...]) -> None:
+        self._whole = dict(whole)
+
+    def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
+        assert 0 <= time.monotonic_ns() - t_ns < 10e9
+        if instance is not None:
+            return instance.size / 8 if quantity is Quantity.SMACT else None
+        return self._whole.get(quantity)
+
+
+@pytest.fixture
+def source(state_file: StateFile) -> StateFile:
+    """An H100 whose source knows what IDLE says, and some of its counters."""
+    told = IDLE | {Quantity.GRACT: 0.75, Quantity.PCIE_OUT: 2.0}
+    _set_sources(state_file, Spec(target=f"{__name__}.Told", options=(("whole", tuple(told.items())),)))
+    return state_file
+
+
+def _set_sources(file: StateFile, *sources: Spec) -> None:
+    with file.change() as cell:
+        cell.state = replace(cell.state, sources=sources)
+
+
+def _smi(file: StateFile, *arguments: str) -> int:
+    return nvidia_smi.main(["--state-file", str(file.path), *arguments])
+
+
+def test_nvml_gives_what_the_source_says_in_its_own_units(source: StateFile) -> None:
+    with install_driver(source.path), nvml.session():
+        read = gpu_reader.GpuReader(source.read().gpus[0].uuid).quantities()
+    assert {name: value for name, value in read.items() if "Memory" not in name} == {
+        "nvmlDeviceGetUtilizationRates.gpu": 0.0,
+        "nvmlDeviceGetUtilizationRates.memory": 0.0,
+        "nvmlDeviceGetPowerUsage": 74930.0,
+        "nvmlDeviceGetTotalEnergyConsumption": 12500.0,
+        "nvmlDeviceGetClockInfo(SM)": 345.0,
+        "nvmlDeviceGetClockInfo(MEM)": 2619.0,
+        "nvmlDeviceGetTemperature": 41.0,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 1.0,
+        "nvmlDeviceGetPerformanceState": 0.0,
+    }
+
+
+def test_a_reading_that_the_source_lacks_is_not_supported(source: StateFile) -> None:
+    _set_sources(source, Spec(target=f"{__name__}.Told", options=(("whole", (("power_w", 80.0),)),)))
+    with install_driver(source.path), nvml.session():
+        read = gpu_reader.GpuReader(source.read().gpus[0].uuid).quantities()
+    assert [name for name in read if "Memory" not in name] == ["nvmlDeviceGetPowerUsage"]
+
+
+def test_the_first_source_that_knows_a_reading_gives_it(source: StateFile) -> None:
+    first = Spec(target=f"{__name__}.Told", options=(("whole", (("temperature_c", 55.0),)),))
+    _set_sources(source, first, *source.read().sources)
+    with install_driver(source.path), nvml.session():
+        read = gpu_reader.GpuReader(source.read().gpus[0].uuid).quantities()
+    assert (read["nvmlDeviceGetTemperature"], read["nvmlDeviceGetClockInfo(SM)"]) == (55.0, 345.0)
+
+
+@pytest.mark.parametrize("kind", ["C", "M+C"])
+def test_processes_have_equal_utilisation_and_of_mps_only_the_server(source: StateFile, kind: str) -> None:
+    used = (("utilization_gpu_pct", 90.0), ("utilization_memory_pct", 30.0))
+    _set_sources(source, Spec(target=f"{__name__}.Told", options=(("whole", used),)))
+    processes = tuple(Process(pid=pid, name="", memory_mib=9, kind=kind) for pid in (1, 2))
+    with source.change() as cell:
+        processes += (Process(pid=3, name="nvidia-cuda-mps-server", memory_mib=9),)
+        cell.state = cell.state.replace_gpu(0, replace(cell.state.gpus[0], processes=processes))
+    with install_driver(source.path), nvml.session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for call in (pynvml.nvmlDeviceGetProcessesUtilizationInfo, pynvml.nvmlDeviceGetProcessUtilization):
+            entries = call(handle, 0)
+            read = {entry.pid: (entry.smUtil, entry.memUtil) for entry in entries}
+            assert read == ({1: (30, 10), 2: (30, 10), 3: (30, 10)} if kind == "C" else {3: (90, 30)})
+            with pytest.raises(pynvml.NVMLError_NotFound):
+                call(handle, entries[0].timeStamp + 10_000_000)
+
+
+def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(source: StateFile) -> None:
+    _partition(source, "9")
+    with install_driver(source.path), nvml.session():
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetPowerUsage(gpu) == 74930
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetUtilizationRates(gpu)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetPowerUsage(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))
+
+
+def test_gpm_tells_a_gpu_from_its_instances(source: StateFile) -> None:
+    _partition(source, "9,14")
+    with install_driver(source.path), nvml.session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, handle)) == [75.0, None]
+        larger, smaller = (
+            _gract_and_smact(partial(pynvml.nvmlGpmMigSampleGet, handle, instance.id))
+            for instance in source.read().gpus[0].instances
+        )
+    assert (larger, smaller) == ([None, 50.0], [None, 25.0])
+
+
+def _gract_and_smact(take: Callable[[object], object]) -> list[float | None]:
+    """What GPM makes of two samples that are taken so."""
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    for sample in samples:
+        take(sample)
+        time.sleep(0.11)
+    request = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=2, sample1=samples[0], sample2=samples[1])
+    request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+    request.metrics[1].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+    answer = pynvml.nvmlGpmMetricsGet(request).metrics[:2]
+    return [None if metric.nvmlReturn else metric.value for metric in answer]
+
+
+@pytest.mark.parametrize(("profile_id", "told"), [("2", [None, 50.0]), ("0", [None, None])], ids=["3c", "1c"])
+def test_gpm_of_a_mig_device_is_that_of_its_instance_if_it_has_all_of_it(
+    source: StateFile, profile_id: str, told: list[float | None]
+) -> None:
+    assert _smi(source, "-mig", "1") == _smi(source, "mig", "-cgi", "9") == 0
+    assert _smi(source, "mig", "-cci", profile_id) == 0
+    with install_driver(source.path), nvml.session():
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
+        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, mig)) == told
+
+
+def test_nvidia_smi_prints_the_recorded_line(source: StateFile, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ("power.draw", "utilization.gpu", "pstate", "clocks.sm", "temperature.gpu", "clocks_event_reasons.active")
+    command, recorded, _ = recording("query_nounits.txt")
+    asked = next(word for word in command if word.startswith("--query-gpu=")).removeprefix("--query-gpu=").split(",")
+    cells = dict(zip(asked, recorded.splitlines()[-1].split(", "), strict=True))
+    assert _smi(source, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits") == 0
+    assert capsys.readouterr().out.strip().split(", ") == [cells[column] for column in columns]
+    assert _smi(source, "--query-gpu=power.draw,temperature.memory", "--format=csv,noheader") == 0
+    assert capsys.readouterr().out == "74.93 W, [N/A]\n", "with its unit, and no reading that the source lacks"
+
+
+def test_dcgmi_prints_ratios_and_bytes(source: StateFile, capsys: pytest.CaptureFixture[str]) -> None:
+    _partition(source, "9,14")
+    capsys.readouterr()
+    watch = ["dmon", "-e", "1001,1002,1009", "-i", "gpu:0,i:0,i:1", "-c", "1"]
+    assert dcgmi.main(["--state-file", str(source.path), *watch]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows[0] == ["GPU", "0", "0.750", "N/A", "2097152"]
+    assert sorted(row[2:] for row in rows[1:]) == [["N/A", "0.250"], ["N/A", "0.500"]]
+    assert dcgmi.main(["--state-file", str(source.path), "profile", "--pause"]) == 0
+    capsys.readouterr()
+    assert dcgmi.main(["--state-file", str(source.path), *watch]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {cell for row in rows for cell in row[2:]} == {"N/A"}

@@ -35,19 +35,6 @@ from pipeline.simulation.machine.state_file import (
 EVERY_MODEL = sorted(mig_table.models())
 
 
-@pytest.fixture
-def state_file(tmp_path: Path) -> StateFile:
-    return StateFile(tmp_path / "machine.json")
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    """PID of a real process."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
-
-
 def _driver(state_file: StateFile, *names: str, faults: tuple[Fault, ...] = (), mig: bool = True) -> Driver:
     state_file.create(names, faults)
     driver = Driver(state_file)

@@ -7,7 +7,6 @@ import ctypes
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
-from pipeline.simulation.install import install_driver
+from pipeline.simulation.install import install_driver, replace_nvml
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
@@ -26,13 +25,6 @@ MIB = 2**20
 RECORDING = (DATA / "h100" / "nvml_mps.txt").read_text().splitlines()
 # The three processes of the recording, in the order in which they came. Their memory there is from two instants.
 PROCESSES = ((538, "python3", 900, "M+C"), (539, "python3", 900, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
-
-
-@pytest.fixture
-def state_file(tmp_path: Path) -> StateFile:
-    file = StateFile(tmp_path / "machine.json")
-    file.create(["h100_80gb"])
-    return file
 
 
 @pytest.fixture
@@ -418,3 +410,18 @@ def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(state_file: StateFile
         pynvml.nvmlDeviceGetGpuInstanceId(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())
+
+
+class _Library:
+    """Counts the devices of a machine, for `nvmlDeviceGetCount`."""
+
+    def __init__(self, count: int) -> None:
+        self.nvmlDeviceGetCount_v2 = lambda pointer: setattr(pointer._obj, "value", count) or 0
+
+
+def test_nvml_is_answered_by_another_library_and_then_as_before() -> None:
+    with replace_nvml(_Library(3)):
+        assert pynvml.nvmlDeviceGetCount() == 3
+        with replace_nvml(_Library(5)):
+            assert pynvml.nvmlDeviceGetCount() == 5
+        assert pynvml.nvmlDeviceGetCount() == 3

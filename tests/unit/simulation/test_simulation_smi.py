@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ from pipeline.base.domain.samples import Sample
 from pipeline.base.system.helper_program import run
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import nvml
-from pipeline.simulation import nvidia_smi as nvidia_smi
+from pipeline.simulation import nvidia_smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Clients
@@ -36,32 +36,6 @@ _WITH_READINGS = {"query.txt", "query_nounits.txt", "query_loop.txt", "smi.txt",
 ALIKE = sorted({path.name for path in RECORDINGS.iterdir()} - _WITH_READINGS)
 # Columns of the recorded query that are readings.
 _READINGS = frozenset(range(6, 11)) | frozenset(range(14, 20))
-
-
-@pytest.fixture
-def state_file(tmp_path: Path) -> StateFile:
-    file = StateFile(tmp_path / "machine.json")
-    file.create(["h100_80gb"])
-    return file
-
-
-@pytest.fixture
-def smi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Smi:
-    """Run the program in this process: its exit status and what it printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        status = nvidia_smi.main(["--state-file", str(state_file.path), *arguments])
-        return status, capsys.readouterr().out
-
-    return call
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    """PID of a real process."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
 
 
 def _without_readings(overview: str) -> str:
@@ -464,7 +438,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 from pathlib import Path
 from pipeline.simulation import dcgmi, install
-from pipeline.simulation import nvidia_smi as nvidia_smi
+from pipeline.simulation import nvidia_smi
 mig = (["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"])
 for arguments in (["-L"], *mig, ["-c", "DEFAULT"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0

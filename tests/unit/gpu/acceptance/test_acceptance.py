@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
-from pipeline.gpu.acceptance import acceptance_run, mig_board
-from pipeline.gpu.acceptance.acceptance_run import CheckResult, run_checks, select_checks
+from pipeline.gpu.acceptance import acceptance_command, mig_board
+from pipeline.gpu.acceptance.acceptance_command import CheckResult, run_checks, select_checks
 from pipeline.gpu.acceptance.checks import CHECKS
 from pipeline.gpu.acceptance.mig_board import MigBoard
 from pipeline.prepare.device import gpu_reader
@@ -206,7 +206,7 @@ def test_a_promise_that_only_errors_show_is_broken(begin: Begin) -> None:
 def test_readings_that_one_side_does_not_know_are_not_compared() -> None:
     board = {"sms": None, "starts": [0, 4], "gi": {"id": 1}}
     twin = {"sms": 14, "starts": [0, 4], "gi": {"id": 2}, "new": 1}
-    differences = list(acceptance_run._compare("check", board, twin))
+    differences = list(acceptance_command._compare("check", board, twin))
     assert differences == [("check: gi: id", 1, 2), ("check: new", "absent", 1)]
 
 

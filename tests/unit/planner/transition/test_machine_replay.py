@@ -25,7 +25,7 @@ from pipeline.planner.transition import proof, transition_plan, transition_steps
 from pipeline.planner.transition.transition_steps import Transition
 from pipeline.prepare.device import smi_commands
 from pipeline.prepare.mig import profiles
-from pipeline.simulation import nvidia_smi as nvidia_smi
+from pipeline.simulation import nvidia_smi
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Fault, StateFile

@@ -26,7 +26,7 @@ from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_state import read_state
 from pipeline.prepare.mig.profiles import Profile
 from pipeline.prepare.sharing.mig import Mig
-from pipeline.simulation import nvidia_smi as nvidia_smi
+from pipeline.simulation import nvidia_smi
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
