@@ -213,13 +213,13 @@ def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = Fal
     """
     files = [file for folder in folders or config_folders() for file in _files(folder)]
     names = sorted({name for file in files for name in _read_names(file)})
-    return dict(KINDS) | _load_known({name: name for name in names}, is_strict=is_strict)
+    return dict(KINDS) | _load_available({name: name for name in names}, is_strict=is_strict)
 
 
 def list_choices(group: str) -> dict[str, type[Any]]:
     """Return the classes of a group's choices whose YAML names a class, by choice."""
     files = [file for folder in config_folders() for file in sorted((folder / group).glob("*.yaml"))]
-    return _load_known({file.stem: name for file in files for name in _read_names(file)}, is_strict=False)
+    return _load_available({file.stem: name for file in files for name in _read_names(file)}, is_strict=False)
 
 
 def list_kinds(group: str) -> list[type[Any]]:
@@ -235,7 +235,7 @@ def list_keys(group: str, choice: str) -> set[str]:
     values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     extended = [str(default).partition("@")[0] for default in values.get("defaults", ())]
     schemas = {name: name for name in _read_names(file)}
-    kinds = [*_load_known(schemas, is_strict=False).values()]
+    kinds = [*_load_available(schemas, is_strict=False).values()]
     kinds += [KINDS[name.removeprefix("/schema/")] for name in extended if name.removeprefix("/schema/") in KINDS]
     keys = set(values) - {"defaults"} | {option.name for kind in kinds for option in dataclasses.fields(kind)}
     return keys.union(*(list_keys(group, name) for name in extended if not name.startswith(("/", "_"))))
@@ -246,7 +246,7 @@ def _read_names(file: Path) -> list[str]:
     return _NAMED.findall(file.read_text(encoding="utf-8"))
 
 
-def _load_known(names: Mapping[str, str], *, is_strict: bool) -> dict[str, type[Any]]:
+def _load_available(names: Mapping[str, str], *, is_strict: bool) -> dict[str, type[Any]]:
     """Load classes by any key; unless strict, omit those that cannot be loaded."""
     kinds: dict[str, type[Any]] = {}
     for key, name in names.items():

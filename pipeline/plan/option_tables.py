@@ -43,10 +43,10 @@ def list_rows(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str,
 
     `is_whole` includes inherited options, except for the keys of every workload.
     """
-    own = vars(kind).get("__annotations__", {})
+    annotated = vars(kind).get("__annotations__", {})
     for row in _list_fields(kind, "workload"):
         name = row[0].removeprefix("workload.")
-        if name not in _COMMON if is_whole else name in own:
+        if name not in _COMMON if is_whole else name in annotated:
             yield row
 
 
