@@ -26,6 +26,7 @@ from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
+    TIMES,
     TOTAL_TIME,
     Metric,
     find_incomplete_percentiles,
@@ -54,8 +55,6 @@ _BEYOND_NOISE = 1.5
 
 The factor is that large because, on a host with other users, the log ratio of two eager runs scatters by 0.14.
 """
-TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
-"""Metrics whose lower value is the faster one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -34,7 +34,7 @@ from pipeline.report.evaluate.case_matching import (
     match_cases,
     select_settings,
 )
-from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics, make_cells
+from pipeline.report.evaluate.cells import Cell, group_places, label_cases, list_metrics, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, judge
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
@@ -42,6 +42,7 @@ from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
+    TIMES,
     TOTAL_TIME,
     Metric,
 )

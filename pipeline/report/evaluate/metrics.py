@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import (
@@ -21,8 +23,9 @@ from pipeline.base.domain.normalisation import (
     SPEEDUP,
 )
 from pipeline.base.domain.samples import THROTTLED, Summary
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.statistics import Estimate, Scale
-from pipeline.report.read.study_records import Row
+from pipeline.report.read.study_records import JobRow, Row
 
 BEST_SOLO, TOTAL_TIME, WINDOW = "speedup_vs_best_solo_ratio", "makespan_s", "window_s"
 EPOCH_TIME_VS_SOLO = "epoch_time_vs_solo_ratio"
@@ -66,23 +69,118 @@ def find_incomplete_percentiles(values: Mapping[str, Mapping[int, float]]) -> li
     return [name for name, mean in means.items() if len(values[name]) < len(values.get(mean, ()))]
 
 
-@dataclass(frozen=True, slots=True)
+Compute = Callable[[Row, Sequence[JobRow | None]], float | None]
+"""The computation of a quantity from a row and the run alone of each of its jobs; `None` if an input is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One quantity.
+    """One quantity: all that tables, figures, claims and contrasts need to know about it.
 
     Attributes:
         name: name in the results.
         title, unit: words for readers; the unit of a ratio is empty.
+        table: name of the table that shows it (`TABLES`); empty for the table of all results only.
+        order: place in this table, after the metrics of a lower order.
+        is_lower_better: whether the lower of two values is the better one; a contrast of times is inverted to speeds.
+        is_recorded: whether the quantity is taken unchanged from the metrics of the run.
+        compute: function that computes the quantity, whose docstring has the formula; `None` if it is recorded, or
+            computed together with others (`quantities.normalise_row`).
+        caption: description for a figure of its own, with bars by number of jobs; empty for no figure.
     """
 
     name: str
     title: str
     unit: str = ""
     scale: Scale = Scale.POSITIVE
+    table: str = ""
+    order: int = 0
+    is_lower_better: bool = False
+    is_recorded: bool = False
+    compute: Compute | None = None
+    caption: str = ""
+
+    @property
+    def is_time(self) -> bool:
+        """True for a duration whose lower value is the faster one."""
+        return self.is_lower_better and self.unit in ("s", "ms")
 
     def heading(self, prefix: str = "") -> str:
         """Return the title, followed by the prefix and the unit in parentheses unless the metric is a ratio."""
         return f"{self.title} ({prefix}{self.unit})" if self.unit else self.title
+
+
+def compute_epoch_time(row: Row, _: Sequence[JobRow | None]) -> float | None:
+    """Return the mean of the measured epoch times of the jobs: `mean(t)`."""
+    return _average_epochs(row.jobs, is_measured=True) if _has_epochs(row, is_measured=True) else None
+
+
+def compute_derived_epoch_time(row: Row, _: Sequence[JobRow | None]) -> float | None:
+    """Return the mean over the jobs of `N / r`: the work of an epoch, divided by the throughput of the job."""
+    return _average_epochs(row.jobs, is_measured=False) if _has_epochs(row, is_measured=False) else None
+
+
+def compute_epoch_time_vs_solo(row: Row, alone: Sequence[JobRow | None]) -> float | None:
+    """Return `t / t_alone`: the time per epoch, divided by that of the first job alone."""
+    is_measured = row.window is WindowKind.WORK
+    together = None if row.is_mix else _average_epochs(row.jobs, is_measured=is_measured)
+    solo = None if alone[0] is None else _average_epochs([alone[0]], is_measured=is_measured)
+    return together / solo if together is not None and solo else None
+
+
+def compute_energy_per_epoch(row: Row, _: Sequence[JobRow | None]) -> float | None:
+    """Return `N E / n`: the work of an epoch of a job, times the energy of all jobs per work unit."""
+    energy_j, work = row.metrics.get(work_units.energy_of(row.unit)), _find_work_of_epoch(row.jobs[0])
+    has_time = not row.is_mix and _average_epochs(row.jobs, is_measured=row.window is WindowKind.WORK) is not None
+    return work * energy_j if work and energy_j and has_time else None
+
+
+def compute_latency_deviation(row: Row, _: Sequence[JobRow | None]) -> float | None:
+    """Return `max(s)`: the largest deviation of latency of the services of a row."""
+    services = _list_services(row)
+    return _find_highest(services, service_figures.DEVIATION) if services else None
+
+
+def compute_step_time(row: Row, _: Sequence[JobRow | None]) -> float | None:
+    """Return `max(t)`: the longest median step time of the jobs of a row without services."""
+    return None if _list_services(row) else _find_highest(row.jobs, service_figures.STEP_TIME)
+
+
+def combine_instances(
+    name: str, combine: Callable[[Sequence[float]], float], row: Row, _: Sequence[JobRow | None]
+) -> float | None:
+    """Return the mean (`combine`) of a figure over the GPU instances of a row, which jobs may share."""
+    instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}
+    values = [metrics[name] for metrics in instances.values() if name in metrics]
+    return combine(values) if values else None
+
+
+def _list_services(row: Row) -> list[JobRow]:
+    return [job for job in row.jobs if {service_figures.MEAN, service_figures.SUSTAINED} & job.metrics.keys()]
+
+
+def _find_highest(jobs: Sequence[JobRow], name: str) -> float | None:
+    times = [job.metrics[name] for job in jobs if name in job.metrics]
+    return max(times) if times and len(times) == len(jobs) else None
+
+
+def _has_epochs(row: Row, *, is_measured: bool) -> bool:
+    return not row.is_mix and (row.window is WindowKind.WORK) == is_measured
+
+
+def _average_epochs(jobs: Sequence[JobRow], *, is_measured: bool) -> float | None:
+    if is_measured:
+        times = [job.metrics.get("epoch_time_mean_s") for job in jobs]
+    else:
+        rates = [(_find_work_of_epoch(job), job.metrics.get(work_units.rate_of(job.unit))) for job in jobs]
+        times = [work / rate if work and rate else None for work, rate in rates]
+    complete = [time_s for time_s in times if time_s is not None]
+    return statistics.fmean(complete) if complete and len(complete) == len(times) else None
+
+
+def _find_work_of_epoch(job: JobRow) -> int:
+    texts = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
+    return next((int(text) for text in texts if text.isdecimal()), 0)
 
 
 _ACTIVITY = {
@@ -99,74 +197,91 @@ _LATENCIES = {
     service_figures.name_worst(service_figures.P99): "p99 latency",
     service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
 }
+TABLES = {
+    "speed": "Speed",
+    "latency": "Latency",
+    "fairness": "Slowdown and fairness",
+    "utilisation": "Utilisation and memory",
+    "energy": "Energy, power and clocks",
+}
+"""Title of each table of metrics, by name."""
+HOST_TABLE = "host"
+
+_make_share = partial(Metric, scale=Scale.SHARE)
+_make_peak = partial(Metric, scale=Scale.PEAK)
+_make_host = partial(Metric, scale=Scale.AMOUNT, table=HOST_TABLE, is_recorded=True, is_lower_better=True)
+_make_slowdown = partial(Metric, table="fairness", is_lower_better=True)
+_make_latency = partial(Metric, unit="ms", table="latency", is_lower_better=True)
 _ALL = (
-    Metric("epoch_time_s", "time per epoch", "s"),
-    Metric("epoch_time_derived_s", "time per epoch, from throughput", "s"),
-    Metric(EPOCH_TIME_VS_SOLO, "time per epoch against alone"),
-    Metric(TOTAL_TIME, "total time", "s"),
-    Metric(WINDOW, "length of the window", "s", Scale.PEAK),
-    Metric(SPEEDUP, "speed-up over serial"),
-    Metric(BEST_SOLO, "speed-up over the best step mode alone"),
-    Metric(SLOWDOWN, "worst slowdown"),
-    *(Metric(name, f"{title} of the slowest job", "ms") for name, title in _LATENCIES.items()),
-    Metric(LATENCY_DEVIATION, "standard deviation of the latency of the slowest job", "ms"),
-    Metric(STEP_TIME, "median step time of the slowest job", "ms"),
-    Metric(service_figures.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
-    Metric(service_figures.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
-    Metric(service_figures.OBJECTIVE_MET_WORST, "objective met", scale=Scale.SHARE),
-    Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
-    Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
-    Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
-    Metric(BIT_IDENTICAL, "same bits of losses as alone", scale=Scale.SHARE),
-    *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
-    Metric(MEMORY_PEAK, "peak memory of the GPU", "MiB", Scale.PEAK),
-    Metric(MEMORY_FORECAST, "peak memory of the jobs alone, added", "MiB", Scale.PEAK),
+    Metric(name="epoch_time_s", title="time per epoch", unit="s", table="speed", is_lower_better=True,
+           compute=compute_epoch_time),
+    Metric(name="epoch_time_derived_s", title="time per epoch, from throughput", unit="s", table="speed",
+           is_lower_better=True, compute=compute_derived_epoch_time),
+    _make_slowdown(name=EPOCH_TIME_VS_SOLO, title="time per epoch against alone", compute=compute_epoch_time_vs_solo),
+    Metric(name=TOTAL_TIME, title="total time", unit="s", table="speed", is_lower_better=True, is_recorded=True),
+    _make_peak(name=WINDOW, title="length of the window", unit="s", table="speed", order=1, is_recorded=True),
+    Metric(name=SPEEDUP, title="speed-up over serial", table="speed"),
+    Metric(name=BEST_SOLO, title="speed-up over the best step mode alone", table="speed"),
+    _make_slowdown(name=SLOWDOWN, title="worst slowdown"),
     *(
-        Metric(name_instance_metric(name), f"{title} of an instance", scale=Scale.SHARE)
+        _make_latency(name=name, title=f"{title} of the slowest job", is_recorded=True)
+        for name, title in _LATENCIES.items()
+    ),
+    _make_latency(name=LATENCY_DEVIATION, title="standard deviation of the latency of the slowest job",
+                  compute=compute_latency_deviation),
+    Metric(name=STEP_TIME, title="median step time of the slowest job", unit="ms", is_lower_better=True,
+           compute=compute_step_time),
+    Metric(name=service_figures.GOODPUT_TOTAL, title="goodput of all jobs", unit="requests/s", table="latency",
+           is_recorded=True),
+    _make_share(name=service_figures.SUSTAINED_WORST, title="answers over arrivals", table="latency", is_recorded=True),
+    _make_share(name=service_figures.OBJECTIVE_MET_WORST, title="objective met", table="latency", is_recorded=True),
+    _make_slowdown(name=MEAN_SLOWDOWN, title="worst slowdown of the mean latency"),
+    _make_slowdown(name=P99_SLOWDOWN, title="worst slowdown of the p99 latency"),
+    _make_share(name=FAIRNESS, title="fairness (Jain)", table="fairness"),
+    _make_share(name=BIT_IDENTICAL, title="same bits of losses as alone", table="fairness", is_recorded=True),
+    *(_make_share(name=name, title=title, table="utilisation", is_recorded=True) for name, title in _ACTIVITY.items()),
+    _make_peak(name=MEMORY_PEAK, title="peak memory of the GPU", unit="MiB", table="utilisation", is_lower_better=True,
+               is_recorded=True),
+    _make_peak(name=MEMORY_FORECAST, title="peak memory of the jobs alone, added", unit="MiB", table="utilisation",
+               is_lower_better=True),
+    *(
+        _make_share(name=name_instance_metric(name), title=f"{title} of an instance",
+                    compute=partial(combine_instances, name, statistics.fmean))
         for name, title in _ACTIVITY.items()
     ),
-    Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
-    Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
-    Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
-    Metric(ENERGY_VS_BEST_SOLO, "energy against the same work in the best step mode alone"),
-    Metric("power_mean_w", "power of the GPU", "W"),
-    Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
-    Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
-    Metric(THROTTLED, "time throttled by power or heat", scale=Scale.SHARE),
-    Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.AMOUNT),
-    Metric(HOST_CPU, "CPU of all jobs", "% of one core", Scale.AMOUNT),
-    Metric(HOST_MEMORY, "host memory of all jobs", "MiB", Scale.PEAK),
-    Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.AMOUNT),
-    Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.AMOUNT),
-    Metric("cpu_clock_mean_mhz", "CPU clock", "MHz"),
-    Metric(HOST_BOUND, "share of the jobs bound by the host", scale=Scale.SHARE),
-    Metric("overlap_ratio", "overlap", scale=Scale.SHARE),
-)
+    _make_peak(name=INSTANCE_MEMORY, title="peak memory of an instance", unit="MiB", is_lower_better=True,
+               compute=partial(combine_instances, INSTANCE_MEMORY, max)),
+    Metric(name="energy_per_epoch_j", title="energy per epoch of a job", unit="J", table="energy", is_lower_better=True,
+           compute=compute_energy_per_epoch),
+    Metric(name=ENERGY_VS_ALONE, title="energy against the same work alone", table="energy", is_lower_better=True),
+    Metric(name=ENERGY_VS_BEST_SOLO, title="energy against the same work in the best step mode alone", table="energy",
+           is_lower_better=True),
+    Metric(name="power_mean_w", title="power of the GPU", unit="W", table="energy", is_lower_better=True,
+           is_recorded=True),
+    Metric(name="sm_clock_mean_mhz", title="SM clock", unit="MHz", table="energy", is_recorded=True),
+    _make_peak(name="temperature_max_c", title="highest temperature", unit="C", table="energy", is_lower_better=True,
+               is_recorded=True),
+    _make_share(name=THROTTLED, title="time throttled by power or heat", table="energy", is_lower_better=True),
+    _make_host(name="process_cpu_mean_pct", title="CPU of a job's busiest process", unit="% of one core"),
+    _make_host(name=HOST_CPU, title="CPU of all jobs", unit="% of one core", order=1),
+    _make_host(name=HOST_MEMORY, title="host memory of all jobs", unit="MiB", scale=Scale.PEAK, order=1),
+    _make_host(name="run_queue_delay_pct", title="waiting for a CPU", unit="% of one core"),
+    _make_host(name="involuntary_switches_per_s", title="involuntary switches", unit="1/s"),
+    _make_host(name="cpu_clock_mean_mhz", title="CPU clock", unit="MHz", scale=Scale.POSITIVE, is_lower_better=False),
+    _make_host(name=HOST_BOUND, title="share of the jobs bound by the host", scale=Scale.SHARE, order=2),
+    _make_share(name="overlap_ratio", title="overlap", is_recorded=True),
+)  # fmt: skip
 METRICS = {metric.name: metric for metric in _ALL}
 """Metrics by name, in the order of tables; `Cell.counted` and `sampled` add those of work units and listeners."""
-
-_SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO, WINDOW)
+TIMES = frozenset(metric.name for metric in _ALL if metric.is_time)
+"""Metrics whose lower value is the faster one."""
 ACTIVITY = tuple(_ACTIVITY)
 """Metrics of a GPU, and of each of its GPU instances."""
 
-_ENERGY = ("energy_per_epoch_j", ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO)
-_POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
-_SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
-_FAIRNESS = (EPOCH_TIME_VS_SOLO, SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS, BIT_IDENTICAL)
-HOST = (
-    *("process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
-    *(HOST_CPU, HOST_MEMORY, HOST_BOUND),
-)
-"""Metrics of the host's CPUs and memory that the jobs used or waited for."""
 
-GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("speed", "Speed", _SPEED),
-    ("latency", "Latency", (*_LATENCIES, LATENCY_DEVIATION, *_SERVED)),
-    ("fairness", "Slowdown and fairness", _FAIRNESS),
-    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY_PEAK, MEMORY_FORECAST)),
-    ("energy", "Energy, power and clocks", (*_ENERGY, *_POWER, THROTTLED)),
-)
-"""Name, title and metrics of each table."""
+def list_table(table: str) -> list[str]:
+    """Return the names of the metrics of a table, in their order."""
+    return [metric.name for metric in sorted(_ALL, key=lambda metric: metric.order) if metric.table == table]
 
 
 def find_work_metrics(row: Row) -> dict[str, Metric]:
@@ -180,11 +295,19 @@ def find_work_metrics(row: Row) -> dict[str, Metric]:
 def make_work_metrics(unit: str) -> Mapping[str, Metric]:
     """Return the metrics that count work in a unit, by name, in the order of tables."""
     one = work_units.format_singular(unit)
+    make_above = partial(Metric, unit=JOULE, scale=Scale.PLAIN, is_lower_better=True)
     metrics = (
-        Metric(work_units.total_of(unit), "throughput of all jobs", work_units.per_second(unit)),
-        Metric(work_units.energy_of(unit), f"energy per {one}", "J"),
-        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above an idle GPU", "J", Scale.PLAIN),
-        Metric(work_units.energy_above_waiting_of(unit), f"energy per {one} above waiting jobs", "J", Scale.PLAIN),
+        Metric(name=work_units.total_of(unit), title="throughput of all jobs", unit=work_units.per_second(unit)),
+        Metric(
+            name=work_units.energy_of(unit),
+            title=f"energy per {one}",
+            unit=JOULE,
+            is_lower_better=True,
+            caption="Energy of the whole GPU, including idle power, divided by the "
+            f"{work_units.format_unit(unit)} of all jobs.",
+        ),
+        make_above(name=work_units.energy_above_idle_of(unit), title=f"energy per {one} above an idle GPU"),
+        make_above(name=work_units.energy_above_waiting_of(unit), title=f"energy per {one} above waiting jobs"),
     )
     return {metric.name: metric for metric in metrics}
 
@@ -200,12 +323,12 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
     for name, facts in (json.loads(titled) if titled else {}).items():
         is_share, is_peak = facts["unit"] == "ratio", facts["summary"] in (Summary.MAX, Summary.PEAK)
         scale = Scale.SHARE if is_share else Scale.PEAK if is_peak else Scale.POSITIVE
-        metrics[name] = Metric(name, facts["title"], "" if is_share else facts["unit"], scale)
+        metrics[name] = Metric(name=name, title=facts["title"], unit="" if is_share else facts["unit"], scale=scale)
     return {name: metric for name, metric in metrics.items() if name not in METRICS}
 
 
 def find_table(metric: Metric) -> str:
-    """Return the name of the table in `GROUPS` that shows a metric of a listener or of counted work."""
+    """Return the name of the table in `TABLES` that shows a metric of a listener or of counted work."""
     if work_units.find_units([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

@@ -17,12 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import (
-    BIT_IDENTICAL,
     MEAN_SLOWDOWN,
-    MEMORY_PEAK,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
@@ -35,29 +33,19 @@ from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.metrics import (
-    ACTIVITY,
     BEST_SOLO,
     ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
-    EPOCH_TIME_VS_SOLO,
-    HOST,
-    INSTANCE_MEMORY,
     LATENCY_DEVIATION,
+    METRICS,
     STEP_TIME,
+    TOTAL_TIME,
     WINDOW,
     find_sampled_metrics,
     find_work_metrics,
-    name_instance_metric,
 )
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
-
-_RECORDED = (
-    *("makespan_s", WINDOW, *ACTIVITY, MEMORY_PEAK, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
-    *("overlap_ratio", *map(service_figures.name_worst, service_figures.LATENCIES), service_figures.GOODPUT_TOTAL),
-    *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, BIT_IDENTICAL, *HOST),
-)
-"""Metrics of a run that are used unchanged, in addition to those of work units and listeners."""
 
 ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
 """Energy of the whole GPU in the window, with and without its idle power."""
@@ -116,7 +104,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
     def total_time_s(self, row: Row) -> float | None:
         """Return the serial total time of a row's jobs; `None` if they did not run serially."""
         mix = self.find_serial_group(_digests(row))
-        return mix.metrics.get("makespan_s") if mix else None
+        return mix.metrics.get(TOTAL_TIME) if mix else None
 
 
 def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
@@ -166,20 +154,25 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Return every known quantity of a row, by the names of `evaluate.metrics`."""
     row_figures = {
         name: row.metrics[name]
-        for name in (*_RECORDED, *find_work_metrics(row), *find_sampled_metrics(row))
+        for name in (*_list_recorded(), *find_work_metrics(row), *find_sampled_metrics(row))
         if name in row.metrics
     }
     if row.window.is_steady:
-        row_figures.pop("makespan_s", None)  # the makespan of a steady window is its length
+        row_figures.pop(TOTAL_TIME, None)  # the makespan of a steady window is its length
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
         for unit in work_units.find_units(row.metrics):
             if work_units.energy_of(unit) in row_figures:
                 row_figures[work_units.energy_above_idle_of(unit)] = share * row_figures[work_units.energy_of(unit)]
-    row_figures |= _slowest_job(row) | _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
-    figures = _normalise(row, alone, baselines.total_time_s(row))
+    row_figures |= {
+        metric.name: value
+        for metric in METRICS.values()
+        if metric.compute is not None and (value := metric.compute(row, alone)) is not None
+    }
+    row_figures |= _energies(row, baselines)
+    figures = normalise_row(row, alone, baselines.total_time_s(row))
     figures |= _compare_with_best(row, find_best_solos(row, baselines))
     return row_figures | figures | _slowdowns(row, alone)
 
@@ -212,7 +205,7 @@ def _compare_with_best(row: Row, best: Mapping[str, BestSolo]) -> dict[str, floa
     if not best:
         return {}
     runs = [best[job.digest].runs for job in row.jobs]
-    speed = _normalise(row, list(map(_average_runs, runs)), None)
+    speed = normalise_row(row, list(map(_average_runs, runs)), None)
     if SPEEDUP not in speed:
         return {}
     figures = {BEST_SOLO: speed[SPEEDUP]}
@@ -264,27 +257,6 @@ def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> 
     return figures[name] / of[name] if name in figures and of.get(name) else None
 
 
-def _slowest_job(row: Row) -> dict[str, float]:
-    """Return the largest deviation of latency of the services of a row; without services, the longest step time."""
-    services = [job for job in row.jobs if {service_figures.MEAN, service_figures.SUSTAINED} & job.metrics.keys()]
-    name, jobs = (service_figures.DEVIATION, services) if services else (service_figures.STEP_TIME, row.jobs)
-    times = [job.metrics[name] for job in jobs if name in job.metrics]
-    return {service_figures.name_worst(name): max(times)} if times and len(times) == len(jobs) else {}
-
-
-def _combine_instances(row: Row) -> dict[str, float]:
-    # Jobs may share an instance.
-    instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}
-    figures = {}
-    for name in (*ACTIVITY, INSTANCE_MEMORY):
-        values = [metrics[name] for metrics in instances.values() if name in metrics]
-        if values and name == INSTANCE_MEMORY:
-            figures[name] = max(values)
-        elif values:
-            figures[name_instance_metric(name)] = statistics.fmean(values)
-    return figures
-
-
 def name_workload_metric(worst: str, label: str) -> str:
     """Return the name of the worst slowdown among the equal jobs of a mix, by their label in `Case.workloads`."""
     return worst.replace("_worst_", f"_{label}_")
@@ -292,13 +264,17 @@ def name_workload_metric(worst: str, label: str) -> str:
 
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Derive the figures of `degree` serial copies from those of the solo run."""
-    names = [name for name in _RECORDED if name not in ("makespan_s", WINDOW, "overlap_ratio")]
+    names = [name for name in _list_recorded() if name not in (TOTAL_TIME, WINDOW, "overlap_ratio")]
     names += [LATENCY_DEVIATION, STEP_TIME]
     names += [SPEEDUP, BEST_SOLO, ENERGY_VS_BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
-    if not solo.window.is_steady and "makespan_s" in alone:
-        figures["makespan_s"] = degree * alone["makespan_s"]
+    if not solo.window.is_steady and TOTAL_TIME in alone:
+        figures[TOTAL_TIME] = degree * alone[TOTAL_TIME]
     return figures
+
+
+def _list_recorded() -> list[str]:
+    return [metric.name for metric in METRICS.values() if metric.is_recorded]
 
 
 def _digests(row: Row) -> tuple[str, ...]:
@@ -340,7 +316,8 @@ def _has_same_arrivals(job: JobRow, solo: JobRow) -> bool:
     return arrivals is not None and arrivals == solo.params.get(work_units.ARRIVALS)
 
 
-def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+def normalise_row(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+    """Return speed-up, slowdowns, fairness and forecast of a row, by the runs alone of its jobs (`normalise`)."""
     return normalise(
         row.window,
         _pair_with_solo(row, alone),
@@ -348,38 +325,8 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
         has_co_runners=bool(row.co_runners),
         adds_memory=row.sharing.adds_memory,
         serial_s=serial_s,
-        makespan_s=row.metrics.get("makespan_s"),
+        makespan_s=row.metrics.get(TOTAL_TIME),
     )
-
-
-def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    if row.is_mix:
-        return {}
-    measured = row.window is WindowKind.WORK
-    together = _mean_epoch_s(row.jobs, measured=measured)
-    if together is None:
-        return {}
-    figures = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    if (work := _work_of_epoch(row.jobs[0])) and (energy_j := row.metrics.get(work_units.energy_of(row.unit))):
-        figures["energy_per_epoch_j"] = work * energy_j
-    solo = baselines.solo(row, row.jobs[0])
-    alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return figures | ({EPOCH_TIME_VS_SOLO: together / alone} if alone else {})
-
-
-def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
-    if measured:
-        times = [job.metrics.get("epoch_time_mean_s") for job in jobs]
-    else:
-        rates = [(_work_of_epoch(job), job.metrics.get(work_units.rate_of(job.unit))) for job in jobs]
-        times = [work / rate if work and rate else None for work, rate in rates]
-    known = [time_s for time_s in times if time_s is not None]
-    return statistics.fmean(known) if known and len(known) == len(times) else None
-
-
-def _work_of_epoch(job: JobRow) -> int:
-    texts = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    return next((int(text) for text in texts if text.isdecimal()), 0)
 
 
 def name_share(label: str) -> str:

@@ -30,9 +30,9 @@ from pipeline.report.evaluate.case_matching import (
     match_cases,
     select_settings,
 )
-from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
+from pipeline.report.evaluate.cells import Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.contrasts import Contrast
-from pipeline.report.evaluate.metrics import METRICS, Metric
+from pipeline.report.evaluate.metrics import METRICS, TIMES, Metric
 from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 from pipeline.report.evaluate.verdicts import Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words, join_words

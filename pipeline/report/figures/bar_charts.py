@@ -21,12 +21,12 @@ from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_metrics,
 from pipeline.report.evaluate.effects import SoloMode, find_place, list_other_modes
 from pipeline.report.evaluate.metrics import (
     ENERGY_VS_ALONE,
-    JOULE,
     MEAN_LATENCY,
     METRICS,
     TOTAL_TIME,
     Metric,
     choose_prefix,
+    make_work_metrics,
     scale_estimate,
 )
 from pipeline.report.evaluate.sweeps import FEWEST
@@ -240,43 +240,47 @@ def _draw_metric(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_ylabel(metric.unit)
 
 
-def sketch_energies(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield, for each work unit, a sketch of the workloads and one of the mixes, if energy was measured."""
+def sketch_metrics(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+    """Yield a sketch of the workloads and one of the mixes for each metric with a caption, such as the energy of work.
+
+    The energy per work unit has a sketch for each unit of the jobs.
+    """
     for unit in dict.fromkeys(cell.unit for cell in cells if cell.unit):
-        yield from _sketch_unit(unit, [cell for cell in cells if cell.unit == unit])
+        members = [cell for cell in cells if cell.unit == unit]
+        yield from _sketch_metric(make_work_metrics(unit)[work_units.energy_of(unit)], members)
+    for metric in METRICS.values():
+        if metric.caption:
+            yield from _sketch_metric(metric, cells)
 
 
-def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
-    energy = work_units.energy_of(unit)
-    known = {cell.case for cell in cells if energy in cell.estimates and cell.sharing != SERIAL}
-    ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
+def _sketch_metric(metric: Metric, cells: Sequence[Cell]) -> Iterator[Sketch]:
+    measured = {cell.case for cell in cells if metric.name in cell.estimates and cell.sharing != SERIAL}
+    ran = [cell for cell in cells if cell.case in measured and not cell.is_derived]
     copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
-    work, per_one = work_units.format_unit(unit), f"energy per {work_units.format_singular(unit)}"
-    caption = f"Energy of the whole GPU, including idle power, divided by the {work} of all jobs. {BARS_CAPTION}"
-    solo_modes = {case: _list_levels(case, cells, energy) for case in list_cases(copies)}
+    solo_modes = {case: _list_levels(case, cells, metric.name) for case in list_cases(copies)}
     dotted = " Dotted: one job alone in another step mode; band: its interval." if any(solo_modes.values()) else ""
-    for members, name, title in ((copies, per_one, per_one), (mixes, f"{per_one} mixes", f"{per_one} of the mixes")):
+    for members, of_mixes in ((copies, ""), (mixes, "mixes")):
         if members:
             yield Sketch(
-                name=name,
-                title=title.capitalize(),
-                caption=caption + (dotted if members is copies else ""),
-                section="Energy",
-                paint=partial(_paint_energies, members, unit, solo_modes),
+                name=f"{metric.title} {of_mixes}".strip(),
+                title=f"{metric.title.capitalize()}{' of the mixes' if of_mixes else ''}",
+                caption=f"{metric.caption} {BARS_CAPTION}{'' if of_mixes else dotted}",
+                section=metric.title.partition(" ")[0].capitalize(),
+                paint=partial(_paint_metric, members, metric, solo_modes),
             )
 
 
-def _list_levels(case: Case, cells: Sequence[Cell], energy: str) -> list[SoloMode]:
-    return [other for other in list_other_modes(case, cells) if other.cell.is_ranked and energy in other.cell.estimates]
+def _list_levels(case: Case, cells: Sequence[Cell], name: str) -> list[SoloMode]:
+    return [other for other in list_other_modes(case, cells) if other.cell.is_ranked and name in other.cell.estimates]
 
 
-def _paint_energies(cells: Sequence[Cell], unit: str, solo_modes: Mapping[Case, Sequence[SoloMode]]) -> Figure:
-    energy = work_units.energy_of(unit)
-    known = [cell.estimates[energy] for cell in cells if cell.is_ranked and energy in cell.estimates]
-    scale, prefix = choose_prefix(estimate.median for estimate in known)
+def _paint_metric(cells: Sequence[Cell], metric: Metric, solo_modes: Mapping[Case, Sequence[SoloMode]]) -> Figure:
+    name = metric.name
+    known = [cell.estimates[name] for cell in cells if cell.is_ranked and name in cell.estimates]
+    scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
 
     def bar(cell: Cell) -> Bar:
-        return make_bar(cell, scale_estimate(cell.estimates[energy], scale) if energy in cell.estimates else None)
+        return make_bar(cell, scale_estimate(cell.estimates[name], scale) if name in cell.estimates else None)
 
     if cells[0].case.is_mix:
         contents = [("", group_by_case(cells, bar))]
@@ -287,10 +291,10 @@ def _paint_energies(cells: Sequence[Cell], unit: str, solo_modes: Mapping[Case, 
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)
-        axes.set_ylabel(f"{prefix}{JOULE} per {work_units.format_singular(unit)}")
+        axes.set_ylabel(f"{prefix}{metric.unit} {metric.title.partition(' ')[2]}".strip())
     for axes, case in zip(panels, list_cases(cells), strict=False):
         for solo in solo_modes.get(case, []):
-            level = scale_estimate(solo.cell.estimates[energy], scale)
+            level = scale_estimate(solo.cell.estimates[name], scale)
             draw_level(axes, f"alone, {solo.step_mode}", level)
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * level.median))
     add_legend(figure, [*make_legend(list_modes(cells)), *collect_handles(panels).values()])

@@ -19,7 +19,7 @@ FIGURES = (
     bar_charts.sketch_copies,
     parameters.sketch_profiles,
     parameters.sketch_parameters,
-    bar_charts.sketch_energies,
+    bar_charts.sketch_metrics,
     over_time.sketches,
 )
 """The functions that yield the figures of cells without stressors; those of workloads beside stressors come first."""

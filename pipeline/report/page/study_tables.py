@@ -21,15 +21,16 @@ from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
-    GROUPS,
-    HOST,
     HOST_CPU,
     HOST_MEMORY,
+    HOST_TABLE,
     INSTANCE_MEMORY,
     METRICS,
+    TABLES,
     TOTAL_TIME,
     choose_prefix,
     find_table,
+    list_table,
     scale_estimate,
 )
 from pipeline.report.evaluate.paper import FindingCheck
@@ -109,7 +110,7 @@ def make_tables(
         _make_verdict_table(verdicts),
         *list_profile_tables(cells),
         make_one_process_table(cells),
-        *(make_group_table(cells, *group) for group in GROUPS),
+        *(make_group_table(cells, name, title, list_table(name)) for name, title in TABLES.items()),
         framework_table(study),
         make_instance_table(study),
         *list_service_tables(cells),
@@ -235,7 +236,7 @@ def make_one_process_table(cells: Sequence[Cell]) -> Table:
 
 
 def _make_host_table(cells: Sequence[Cell]) -> Table:
-    table = make_group_table(cells, "host", "The host", HOST)
+    table = make_group_table(cells, HOST_TABLE, "The host", list_table(HOST_TABLE))
     return dataclasses.replace(table, note=f"{describe_host_bound(cells)} {table.note}".strip())
 
 

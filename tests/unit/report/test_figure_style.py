@@ -86,7 +86,7 @@ def test_panels_whose_labels_would_overlap_in_a_column_are_left_out() -> None:
     energies = {"energy_per_sample_j": 0.1}
     rows = [copies("serial", 1, 10.0, metrics=energies)]
     rows += [copies("mig", degree, 10.0, metrics=energies) for degree in range(2, 42)]
-    (sketch,) = bar_charts.sketch_energies(make_cells(study(*rows)), None)
+    (sketch,) = bar_charts.sketch_metrics(make_cells(study(*rows)), None)
     assert drawing.draw(sketch, "energy", is_simulated=False, has_columns=True).column_pdf == b""
 
 

@@ -126,7 +126,7 @@ def test_the_figure_of_gains_has_a_panel_against_the_best_step_mode() -> None:
 
 
 def test_the_figure_of_energy_has_the_level_of_the_best_step_mode() -> None:
-    (sketch,) = bar_charts.sketch_energies(make_cells(study(*several_blocks(5))), None)
+    (sketch,) = bar_charts.sketch_metrics(make_cells(study(*several_blocks(5))), None)
     figure = sketch.paint()
     assert "alone, CUDA graph" in legend_of(figure)
     (level,) = [line for line in figure.axes[0].lines if line.get_label() == "alone, CUDA graph"]
@@ -141,7 +141,7 @@ def test_points_and_bars_without_an_interval_are_hollow() -> None:
     hollow = [line for line in figure.axes[0].lines if line.get_label() == NO_INTERVAL]
     assert [line.get_ydata().tolist() for line in hollow] == [[pytest.approx(3.0, rel=0.02)]]
     assert legend_of(figure)[-1] == NO_INTERVAL
-    (sketch,) = bar_charts.sketch_energies(cells, None)
+    (sketch,) = bar_charts.sketch_metrics(cells, None)
     figure = sketch.paint()
     bars = {bar.get_label(): len(bar) for bar in figure.axes[0].containers if bar.get_label() == NO_INTERVAL}
     assert bars == {NO_INTERVAL: 1} and legend_of(figure)[-1] == NO_INTERVAL
