@@ -82,9 +82,9 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             text = (folder / CASES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             has_report = (folder / MANIFEST).is_file()
-            instead = "write the report again with this version" if has_report else "pass the folder of a report"
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cannot read {folder / CASES}: {why}; {instead}") from error
+            remedy = "write the report again with this version" if has_report else "pass the folder of a report"
+            problem = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot read {folder / CASES}: {problem}; {remedy}") from error
         try:
             for study in from_json(text):
                 yield str(folder), study
@@ -186,13 +186,13 @@ def _describe_column_winners(place: int, board: Board) -> str:
     together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
     best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in together]
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
-    which = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
+    heading = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
     if not together:
-        return f"{which}: no case with several jobs has modes to compare."
+        return f"{heading}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
     parts += [f"there is no verdict in {undecided}"] if undecided else []
-    return f"{which}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
+    return f"{heading}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:

@@ -212,8 +212,8 @@ def _read_study(source: str, experiment: str, start: str, device: str) -> Study:
 def _find_experiment(store: Path | str) -> str:
     names = sorted(set(list_experiments(open_named(store))) - {_NO_EXPERIMENT})
     if len(names) != 1:
-        known = f"the experiments {', '.join(names)}" if names else "no experiment"
-        raise ConfigError(f"{store} has {known}; choose one with {_EXPERIMENT}")
+        listed = f"the experiments {', '.join(names)}" if names else "no experiment"
+        raise ConfigError(f"{store} has {listed}; choose one with {_EXPERIMENT}")
     return names[0]
 
 
@@ -222,16 +222,16 @@ def _choose_references(
 ) -> list[tuple[str, Study]]:
     """Return the references on the GPU model of the newest study; a single reference may have another model."""
     device = newest.devices[0]
-    chosen = [reference for reference in references if reference[1].devices[0] == device]
+    same_model = [reference for reference in references if reference[1].devices[0] == device]
     if len(references) == 1:
-        chosen = list(references)
-    if not chosen:
+        same_model = list(references)
+    if not same_model:
         raise ConfigError(f"no reference was measured on {device}, as {newest_source} was; add such a reference")
-    for source, study in chosen:
+    for source, study in same_model:
         if study.is_simulated != newest.is_simulated:
             simulated, real = (newest_source, source) if newest.is_simulated else (source, newest_source)
             raise ConfigError(f"{simulated} is simulated and {real} is not; compare studies of one kind")
-    return chosen
+    return same_model
 
 
 def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *, allows_missing: bool) -> None:

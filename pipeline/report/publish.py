@@ -70,9 +70,9 @@ def write(content: Content, folder: Path) -> WrittenReport:
 
 
 def replace(
-    folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]
+    folder: Path, experiment: Experiment, metadata: Mapping[str, object], contents: Mapping[str, bytes]
 ) -> WrittenReport:
-    """Write files, by path, and remove those of an earlier report or board; the manifest includes `says`.
+    """Write files, by path, and remove those of an earlier report or board; the manifest includes `metadata`.
 
     The manifest lists each file before the file is written, so the next report can also replace an incomplete one.
 
@@ -80,7 +80,7 @@ def replace(
         ConfigError: the folder is not writable, or has files that no report wrote.
     """
     check_folder(folder, experiment)
-    says = {"experiment": experiment, **says}
+    metadata = {"experiment": experiment, **metadata}
     try:
         earlier = _list_earlier(folder, experiment)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
@@ -88,14 +88,14 @@ def replace(
             instead = "move your files away, or choose another folder with --out"
             raise _make_refusal(folder, f"the folder has {names}, which no report wrote; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
-        _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
+        _write_manifest(folder, metadata, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
             (folder / name).unlink(missing_ok=True)
         for name, data in contents.items():
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-        _write_manifest(folder, says, list(contents))
+        _write_manifest(folder, metadata, list(contents))
     except OSError as error:
         raise _make_refusal(folder, f"{error}; choose another folder with --out") from error
     return WrittenReport(folder=folder, files=(*contents, MANIFEST))
@@ -133,9 +133,9 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     yield PAGE, render(content).encode("utf-8")
 
 
-def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[str]) -> None:
+def _write_manifest(folder: Path, metadata: Mapping[str, object], files: Sequence[str]) -> None:
     """Replace the manifest in one step."""
-    (folder / _PART).write_text(json.dumps({**says, "files": files}, indent=2) + "\n", encoding="utf-8")
+    (folder / _PART).write_text(json.dumps({**metadata, "files": files}, indent=2) + "\n", encoding="utf-8")
     (folder / _PART).replace(folder / MANIFEST)
 
 

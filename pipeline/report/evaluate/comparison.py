@@ -479,5 +479,5 @@ def _list_gpus(study: Study) -> tuple[str, ...]:
 
 
 def _format(values: Iterable[str]) -> str:
-    known: Sequence[str] = list(dict.fromkeys(values))
-    return list_first(known, _MOST_NAMED) if known else _NOT_RECORDED
+    distinct: Sequence[str] = list(dict.fromkeys(values))
+    return list_first(distinct, _MOST_NAMED) if distinct else _NOT_RECORDED

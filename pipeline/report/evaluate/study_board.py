@@ -97,9 +97,9 @@ class Outcome(MeasuredCase):
 
     def find_comparison(self, quantity: str, *, is_best_solo: bool) -> Comparison | None:
         """Return the comparison with serial or with the best step mode alone; `None` if there is none."""
-        known = [comparison for comparison in self.comparisons if comparison.quantity == quantity]
+        comparisons = [comparison for comparison in self.comparisons if comparison.quantity == quantity]
         return next(
-            (c for c in known if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)),
+            (c for c in comparisons if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)),
             None,
         )
 
