@@ -268,7 +268,7 @@ def _tabulate_mixes(cells: Sequence[Cell]) -> Table:
 
 
 class _WorkloadShare(NamedTuple):
-    """What one job of a workload takes in a cell: its share of the time, measured or modelled, and its energies."""
+    """The share of the time, measured or modelled, and the energies of one job of a workload in a cell."""
 
     cell: Cell
     label: str

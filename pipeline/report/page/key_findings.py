@@ -476,7 +476,7 @@ def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield throughput, latency and energy of the mix of services and other jobs that keeps the most throughput."""
     by_cell = group_by(compare_services(clean), lambda pair: id(pair.cell)).values()
     throughputs = [([pair for pair in pairs if pair.metric == SLOWDOWN], pairs) for pairs in by_cell]
-    lowest = [(min(kept, key=_median), pairs) for kept, pairs in throughputs if kept]
+    lowest = [(min(ratios, key=_median), pairs) for ratios, pairs in throughputs if ratios]
     if not lowest:
         return
     throughput, pairs = max(lowest, key=lambda member: _median(member[0]))
