@@ -242,8 +242,8 @@ def contrast(
 
 def contrast_cells(cell: Cell, other: Cell, *names: str) -> Contrast | None:
     """Return the contrast of two cells (`contrast`); `None` if they share no block with one of the quantities."""
-    found = contrast([cell], lambda _: True, lambda _: other, lambda _: names or (cell.throughput,))
-    return found[0] if found else None
+    contrasts = contrast([cell], lambda _: True, lambda _: other, lambda _: names or (cell.throughput,))
+    return contrasts[0] if contrasts else None
 
 
 def contrast_with_alone(

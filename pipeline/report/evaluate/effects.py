@@ -207,8 +207,8 @@ def find_reference(pair: Contrast) -> Cell:
 
 def describe_other_gpus(pair: Contrast) -> str:
     """Return a contrast of `compare_other_gpus` as a sentence."""
-    others = _name_others(count_other_gpus(pair))
-    return f"{_name_group(pair)} keeps {_format_share(pair)} of its speed while {others}.{_mark_simulated(pair)}"
+    activity = _name_others(count_other_gpus(pair))
+    return f"{_name_group(pair)} keeps {_format_share(pair)} of its speed while {activity}.{_mark_simulated(pair)}"
 
 
 def summarize_other_gpus(pairs: Iterable[Contrast]) -> list[str]:
@@ -218,8 +218,8 @@ def summarize_other_gpus(pairs: Iterable[Contrast]) -> list[str]:
 
 def _summarize_groups(groups: Sequence[Contrast]) -> str:
     lowest, *higher = sorted(groups, key=lambda pair: pair.gain)
-    others = _name_others(count_other_gpus(lowest))
-    sentence = f"While {others}, {_name_group(lowest)} keeps {_format_share(lowest)} of its speed"
+    activity = _name_others(count_other_gpus(lowest))
+    sentence = f"While {activity}, {_name_group(lowest)} keeps {_format_share(lowest)} of its speed"
     if higher:
         sentence += f" (the lowest of {len(groups)} groups) and {_name_group(higher[-1])} {_format_share(higher[-1])}"
         sentence += " (the highest)"

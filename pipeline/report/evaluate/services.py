@@ -217,8 +217,8 @@ def describe_mix(pairs: Sequence[Contrast]) -> str:
     """Return a sentence on the throughput and the latency of each workload of one mix (`compare_services`)."""
     parts = []
     for workload, members in group_by(pairs, lambda pair: pair.subject).items():
-        kept = [pair for pair in members if pair.metric == SLOWDOWN]
-        for pair in (*kept, *prefer_latency(members)):
+        throughputs = [pair for pair in members if pair.metric == SLOWDOWN]
+        for pair in (*throughputs, *prefer_latency(members)):
             assert pair.ratio is not None
             title = "throughput" if pair.metric == SLOWDOWN else f"{LATENCIES[pair.metric]} latency"
             short = title.split()[-1]

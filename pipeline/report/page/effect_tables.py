@@ -31,7 +31,15 @@ from pipeline.report.evaluate.services import Fraction
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate, Scale
 from pipeline.report.evaluate.stressors import COUNTER_OF, LEAK, StressorEffect, StressorLoad, name_leaks
 from pipeline.report.evaluate.wording import join_words
-from pipeline.report.page.table_format import Column, Table, Value, format_estimate, list_end_columns, make_table
+from pipeline.report.page.table_format import (
+    Column,
+    Table,
+    Value,
+    format_estimate,
+    list_columns,
+    list_end_columns,
+    make_table,
+)
 from pipeline.report.read.stressor_counters import COUNTERS, Counter
 from pipeline.report.read.study_records import Study
 
@@ -114,9 +122,7 @@ def _tabulate_steps(steps: Sequence[ProfileStep]) -> Table:
     columns: list[Column[ProfileStep]] = [
         Column("case", lambda step: step.pair.case.label),
         Column("larger", lambda step: _name_place(step.larger)),
-        Column("smaller", lambda step: step.smaller),
-        Column("times as fast", lambda step: step.pair.ratio),
-        Column("ideal", lambda step: step.ideal),
+        *list_columns({"smaller": "smaller", "times as fast": "pair.ratio", "ideal": "ideal"}),
         Column("of the ideal (%)", lambda step: None if step.ideal is None else 100 * step.median / step.ideal),
         Column("loss (%)", lambda step: step.loss_pct),
         Column("published", lambda step: step.published or None),
@@ -138,10 +144,8 @@ def _tabulate_co_runners(cells: Sequence[Cell]) -> Table:
     pairs = sorted(effects.compare_co_runners(cells), key=lambda pair: natural_key(name_case(pair.cell)))
     columns: list[Column[Contrast]] = [
         Column("case", lambda pair: name_case(pair.cell)),
-        Column("jobs", lambda pair: pair.degree),
-        Column("mode", lambda pair: pair.mode),
-        Column("co-runners", lambda pair: pair.cell.co_runners),
-        Column("throughput kept", lambda pair: pair.ratio),
+        *list_columns({"jobs": "degree", "mode": "mode", "co-runners": "cell.co_runners"}),
+        *list_columns({"throughput kept": "ratio"}),
     ]
     note = (
         "Throughput with co-runners, divided by the throughput of the same jobs in the same mode and block without "
@@ -177,14 +181,9 @@ def list_service_tables(cells: Sequence[Cell]) -> list[Table]:
 
 def _tabulate_limits(cells: Sequence[Cell]) -> Table:
     columns: list[Column[services.RateLimit]] = [
-        Column("case", lambda limit: limit.what),
-        Column("jobs", lambda limit: limit.degree),
-        Column("mode", lambda limit: limit.mode),
-        Column("objective", lambda limit: limit.objective),
-        Column("highest rate of a job (requests/s)", lambda limit: limit.highest),
-        Column("of all jobs", lambda limit: limit.total),
-        Column("latency there (ms)", lambda limit: limit.latency),
-        Column("lowest rate that misses it", lambda limit: limit.missed),
+        *list_columns({"case": "what", "jobs": "degree", "mode": "mode", "objective": "objective"}),
+        *list_columns({"highest rate of a job (requests/s)": "highest", "of all jobs": "total"}),
+        *list_columns({"latency there (ms)": "latency", "lowest rate that misses it": "missed"}),
     ]
     note = (
         "A rate meets the objective if, in most blocks, every job sustained the rate and its latency at the percentile "
@@ -227,9 +226,7 @@ def _tabulate_fractions(cells: Sequence[Cell]) -> Table:
         return None if pair is None else pair.ratio
 
     columns: list[Column[_PartOfUsers]] = [
-        Column("service", lambda item: item.part.service),
-        Column("of a GPU", lambda item: item.part.name),
-        Column("mode", lambda item: item.cell.mode),
+        *list_columns({"service": "part.service", "of a GPU": "part.name", "mode": "cell.mode"}),
         Column("rest of the GPU", lambda item: item.part.rest or None),
         Column("users", lambda item: item.users),
         Column("throughput, whole GPU = 1", find_throughput),
@@ -271,7 +268,7 @@ def _tabulate_mixes(cells: Sequence[Cell]) -> Table:
 
 
 class _WorkloadShare(NamedTuple):
-    """What one job of a workload takes in a cell: its share of the time, measured or modelled, and its energies."""
+    """The share of the time, measured or modelled, and the energies of one job of a workload in a cell."""
 
     cell: Cell
     label: str
@@ -297,12 +294,8 @@ def make_share_table(cells: Sequence[Cell]) -> Table:
                 if share is not None
             ][:1]
     columns: list[Column[_WorkloadShare]] = [
-        Column("case", lambda item: item.cell.case.label),
-        Column("jobs", lambda item: item.cell.degree),
-        Column("mode", lambda item: item.cell.mode),
-        Column("one job of", lambda item: item.label),
-        Column("share of time (%)", lambda item: item.share),
-        Column("share from", lambda item: item.basis),
+        *list_columns({"case": "cell.case.label", "jobs": "cell.degree", "mode": "cell.mode"}),
+        *list_columns({"one job of": "label", "share of time (%)": "share", "share from": "basis"}),
         Column(
             "memory traffic (%)",
             lambda item: item.cell.estimate_quantity(name_memory_share(item.label), Scale.AMOUNT),
@@ -334,10 +327,7 @@ def _format_energies(cell: Cell, label: str) -> list[str | None]:
 def make_stressor_table(every_effect: Sequence[StressorEffect]) -> Table:
     """Make a table of the slowdowns of each workload and of the stressor beside it."""
     columns: list[Column[StressorEffect]] = [
-        Column("workload", lambda effect: effect.workload),
-        Column("mode", lambda effect: effect.mode),
-        Column("resource", lambda effect: effect.resource),
-        Column("dial", lambda effect: effect.dial),
+        *list_columns({"workload": "workload", "mode": "mode", "resource": "resource", "dial": "dial"}),
         *list_end_columns("slowdown", lambda effect: effect.sensitivity),
         *list_end_columns(
             "slowdown of the stressor", lambda effect: effect.pressure, "low of the stressor", "high of the stressor"

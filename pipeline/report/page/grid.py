@@ -238,8 +238,11 @@ def _list_measures(pairs: Sequence[Contrast]) -> Iterator[tuple[str, list[tuple[
     mixes = list({id(pair.cell): pair.cell for pair in pairs}.values())
     for workload in services.name_workloads(mixes[0]).values():
         members = [pair for pair in pairs if pair.subject == workload]
-        if kept := {id(pair.cell): pair.ratio for pair in members if pair.metric == SLOWDOWN}:
-            yield f"throughput kept by {workload}", [_make_kept_entry(cell, kept.get(id(cell))) for cell in mixes]
+        if throughputs := {id(pair.cell): pair.ratio for pair in members if pair.metric == SLOWDOWN}:
+            yield (
+                f"throughput kept by {workload}",
+                [_make_kept_entry(cell, throughputs.get(id(cell))) for cell in mixes],
+            )
         if latencies := services.prefer_latency(members):
             ratios = {id(pair.cell): pair.ratio for pair in latencies}
             yield (

@@ -54,6 +54,7 @@ from pipeline.report.page.table_format import (
     Table,
     Value,
     format_estimate,
+    list_columns,
     list_end_columns,
     make_table,
 )
@@ -134,8 +135,7 @@ def make_tables(
 
 def _make_winner_table(winners: Sequence[Winner]) -> Table:
     columns: list[Column[Winner]] = [
-        Column("case", lambda winner: winner.case.label),
-        Column("jobs", lambda winner: winner.degree),
+        *list_columns({"case": "case.label", "jobs": "degree"}),
         Column("fastest", lambda winner: winner.mode or "no single one: " + ", ".join(winner.tied)),
         *list_end_columns("speed-up over serial", lambda winner: winner.speedup),
         *list_end_columns(
@@ -151,18 +151,11 @@ def _make_winner_table(winners: Sequence[Winner]) -> Table:
 def _make_verdict_table(verdicts: Sequence[Contrast]) -> Table:
     """Make a table of every comparison of two modes."""
     columns: list[Column[Contrast]] = [
-        Column("case", lambda pair: pair.case.label),
-        Column("jobs", lambda pair: pair.degree),
-        Column("mode", lambda pair: pair.mode),
-        Column("against", lambda pair: pair.against),
-        Column("quantity", lambda pair: pair.quantity.value),
+        *list_columns({"case": "case.label", "jobs": "degree", "mode": "mode", "against": "against"}),
+        *list_columns({"quantity": "quantity.value"}),
         *list_end_columns("ratio", lambda pair: pair.ratio),
-        Column("blocks", lambda pair: pair.num_blocks),
-        Column("p", lambda pair: pair.p),
-        Column("p adjusted", lambda pair: pair.p_adjusted),
-        Column("verdict", lambda pair: pair.decision.value),
-        Column("blocks needed", lambda pair: pair.blocks_needed),
-        Column("in words", lambda pair: pair.sentence),
+        *list_columns({"blocks": "num_blocks", "p": "p", "p adjusted": "p_adjusted"}),
+        *list_columns({"verdict": "decision.value", "blocks needed": "blocks_needed", "in words": "sentence"}),
     ]
     title = f"Verdicts: {_COMPARED}"
     return make_table(COMPARISONS, title, columns, verdicts, _VERDICT_NOTE, is_for_machines=True)
@@ -176,16 +169,11 @@ def make_comparison_table(verdicts: Sequence[Contrast]) -> Table:
         return f"{ratio}*" if pair.cell.marks else ratio
 
     columns: list[Column[Contrast]] = [
-        Column("case", lambda pair: pair.case.label),
-        Column("jobs", lambda pair: pair.degree),
-        Column("mode", lambda pair: pair.mode),
-        Column("against", lambda pair: pair.baseline),
-        Column("quantity", lambda pair: pair.quantity.value),
+        *list_columns({"case": "case.label", "jobs": "degree", "mode": "mode", "against": "baseline"}),
+        *list_columns({"quantity": "quantity.value"}),
         Column("ratio", format_ratio),
-        Column("blocks", lambda pair: pair.num_blocks),
-        Column("verdict", lambda pair: pair.decision.value),
-        Column("p adjusted", lambda pair: pair.p_adjusted),
-        Column("blocks needed", lambda pair: pair.blocks_needed),
+        *list_columns({"blocks": "num_blocks", "verdict": "decision.value", "p adjusted": "p_adjusted"}),
+        *list_columns({"blocks needed": "blocks_needed"}),
     ]
     return make_table(COMPARISONS, f"{_COMPARED[:1].upper()}{_COMPARED[1:]}", columns, verdicts, _VERDICT_NOTE)
 
@@ -359,8 +347,7 @@ def make_drift_table(study: Study) -> Table:
         if len(by_block) > 1
     ]
     columns: list[Column[_BaselineSeries]] = [
-        Column("baseline", lambda baseline: baseline.label),
-        Column("unit", lambda baseline: baseline.unit),
+        *list_columns({"baseline": "label", "unit": "unit"}),
         Column("blocks", lambda baseline: len(baseline.by_block)),
         Column("first block", lambda baseline: min(baseline.by_block)),
         Column("last block", lambda baseline: max(baseline.by_block)),
@@ -435,8 +422,7 @@ def _make_block_table(study: Study) -> Table:
         Column("driver", lambda block: read_fact(block, "driver_version")),
         Column("GPU", lambda block: block.gpu_uuid),
         Column("boot", lambda block: block.boot_id[:8]),
-        Column("groups", lambda block: block.num_groups),
-        Column("missing", lambda block: block.num_missing),
+        *list_columns({"groups": "num_groups", "missing": "num_missing"}),
     ]
     return make_table("blocks", "Blocks", columns, study.blocks)
 
@@ -446,15 +432,10 @@ def list_publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
     columns: list[Column[FindingCheck]] = [
         Column("finding", lambda check: check.finding.text),
         Column("where", lambda check: check.finding.where or None),
-        Column("case", lambda check: check.case_label),
-        Column("jobs", lambda check: check.degree),
-        Column("mode", lambda check: check.mode),
-        Column("paper", lambda check: check.finding.range_in_words),
-        Column("ours", lambda check: check.figure_in_words),
+        *list_columns({"case": "case_label", "jobs": "degree", "mode": "mode"}),
+        *list_columns({"paper": "finding.range_in_words", "ours": "figure_in_words"}),
         *list_end_columns("", lambda check: check.figure)[1:],
-        Column("agreement", lambda check: check.agreement.value),
-        Column("by how much", lambda check: check.difference),
-        Column("mind", lambda check: check.note),
+        *list_columns({"agreement": "agreement.value", "by how much": "difference", "mind": "note"}),
     ]
     tables = []
     for publication, members in itertools.groupby(checks, key=lambda check: check.publication):

@@ -7,7 +7,7 @@ import io
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -75,6 +75,11 @@ class Column(Generic[Item]):
             return self.format(value)
         shown: Value = format_estimate(value) if isinstance(value, Estimate) else value
         return shown
+
+
+def list_columns(attributes: Mapping[str, str]) -> list[Column[Any]]:
+    """Return a column for each title, with the value of an attribute of an item, such as `case.label`."""
+    return [Column(title, operator.attrgetter(attribute)) for title, attribute in attributes.items()]
 
 
 def list_end_columns(

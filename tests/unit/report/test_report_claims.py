@@ -12,8 +12,7 @@ import yaml
 
 from pipeline.record.store import bundle_archive
 from pipeline.report import __main__ as report
-from pipeline.report.evaluate.metrics import Scale
-from pipeline.report.evaluate.statistics import compare_pairs, estimate, half_width
+from pipeline.report.evaluate.statistics import Scale, compare_pairs, estimate, half_width
 from pipeline.report.page.table_format import round_value
 
 SERIAL = [100.0, 101.0, 99.0, 100.0, 102.0]

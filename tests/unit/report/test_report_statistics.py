@@ -1,9 +1,11 @@
-"""Estimates and tests, on studies whose truth is known."""
+"""Estimates and tests, the widths of intervals, and baselines that drift with their host."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import random
 from collections import Counter
 from typing import Any
 
@@ -11,15 +13,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.base.domain.normalisation import select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.cells import Case, Cell
-from pipeline.report.evaluate.contrasts import Contrast, Decision, compare_modes, decide
-from pipeline.report.evaluate.metrics import SPEEDUP, Scale
-from pipeline.report.evaluate.statistics import compare_pairs, correct_p_values, estimate, p_values
+from pipeline.report.evaluate.cells import Case, Cell, make_cells
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes, decide
+from pipeline.report.evaluate.interval_widths import measure_widths
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
+from pipeline.report.evaluate.statistics import Scale, compare_pairs, correct_p_values, estimate, p_values
+from pipeline.report.evaluate.wording import list_doubts
+from pipeline.report.read.study_records import Row
+from tests.support.report_rows import copies, params, study
+from tests.unit.report.test_report_services import served
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 MODES = (SERIAL, NAIVE, MPS, MIG)
@@ -59,7 +67,7 @@ def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
     return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
 
 
-def make_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
+def make_cells_of_statistics(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
     """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
     return [
         Cell(
@@ -87,8 +95,8 @@ def assert_a_report_says_the_same(found: list[Contrast], *expected: NDArray[Any]
 @pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
 def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
     several = studies(noise, speeds, 20)
-    for study, *expected in zip(several, *judged(ratios_of(several)), strict=True):
-        cells = [cell for case, rates in enumerate(study) for cell in make_cells(case, rates)]
+    for every_rate, *expected in zip(several, *judged(ratios_of(several)), strict=True):
+        cells = [cell for case, rates in enumerate(every_rate) for cell in make_cells_of_statistics(case, rates)]
         assert_a_report_says_the_same(compare_modes(cells), *expected)
 
 
@@ -118,7 +126,7 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
     for table in range(20):
         pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
-        cells = [cell for case, rates in enumerate(pairs) for cell in make_cells(case, rates)]
+        cells = [cell for case, rates in enumerate(pairs) for cell in make_cells_of_statistics(case, rates)]
         assert_a_report_says_the_same(compare_modes(cells), decisions[table], different[table], equal[table])
 
 
@@ -200,7 +208,7 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
         cells = [
             cell
             for case, of_blocks in enumerate(ratios[table])
-            for cell in make_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
+            for cell in make_cells_of_statistics(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
         expected = judged(units[table : table + 1])
         assert_a_report_says_the_same(compare_modes(cells), *(each[0] for each in expected))
@@ -324,3 +332,265 @@ def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None
     assert n is not None
     found = [compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
     assert 0.75 < np.mean(found) < 0.92
+
+
+GOAL = PrecisionGoal(pct=5, max_blocks=20)
+SPREAD = (-1.0, -0.5, 0.0, 0.5, 1.0)
+
+
+def widths(scatter, num_blocks=5, goal=GOAL, **changes):
+    """The widths of three naive jobs whose speed-up over serial scatters."""
+    rows = []
+    for block in range(1, num_blocks + 1):
+        factor = math.exp(scatter * SPREAD[block % 5])
+        rows += [copies("serial", 1, 100.0, block), copies("naive", 3, 50.0 * factor, block, **changes)]
+    return measure_widths(make_cells(study(*(row for row in rows))), goal)
+
+
+def test_the_width_is_that_of_the_interval_in_the_report():
+    (width,) = widths(0.02)
+    deviation = 0.02 * math.sqrt(2.5 / 4)
+    assert width.pct == pytest.approx(100 * (math.exp(2.7764451 * deviation / math.sqrt(5)) - 1))
+    assert width.is_reached and not width.is_out_of_reach and width.num_needed == 5
+    assert width.text.startswith("3 resnet26_cifar10 bs128, naive: 2 % after 5 blocks")
+
+
+def test_a_wide_interval_says_how_many_blocks_would_be_enough():
+    (width,) = widths(0.1)
+    assert not width.is_reached and not width.is_out_of_reach and width.num_needed is not None
+    n, deviation = width.num_needed, 0.1 * math.sqrt(2.5 / 4)
+    assert statistics.blocks_for_half_width(deviation, 0.05) == n and 10 < n < 14
+    assert width.text.endswith(f"10 % after 5 blocks, about {n} are needed")
+
+
+def test_only_what_even_the_least_scatter_forbids_is_out_of_reach():
+    # With five blocks the deviation may be 1.54 times as large as the true one: 45 blocks may yet turn out to be 20.
+    assert [widths(scatter)[0].is_out_of_reach for scatter in (0.16, 0.25)] == [False, True]
+    assert statistics.lower_bound_of_deviation(1.0, 5) == pytest.approx(math.sqrt(4 / 9.4877), rel=1e-4)
+    (width,) = widths(3.0)
+    assert width.is_out_of_reach and width.num_needed is None
+    assert width.text.endswith("after 5 blocks, more than 1000 are needed")
+
+
+def test_below_five_blocks_nothing_is_known():
+    (width,) = widths(0.001, num_blocks=4)
+    assert (width.pct, width.num_needed, width.is_reached, width.is_out_of_reach) == (None, None, False, False)
+    assert width.text.endswith("no interval after 4 blocks")
+
+
+def test_equal_blocks_have_an_interval_without_width():
+    (width,) = widths(0.0)
+    assert width.pct == 0 and width.is_reached
+
+
+def test_groups_that_are_not_compared_have_no_width():
+    assert widths(0.01, result=Result.OOM) == []
+    assert widths(0.01, invalid="a job made no progress") == []
+
+
+def test_a_drifting_baseline_widens_the_interval_that_the_study_stops_on():
+    """The interval of the report decides; at the goal, no reported interval is wider."""
+    rng, num_reached = random.Random(45), 0
+    for _ in range(40):
+        rows = []
+        for block in range(1, 13):
+            speeds = 1000 * math.exp(rng.gauss(0, 0.04)), 300 * math.exp(rng.gauss(0, 0.002))
+            rows += [copies("serial", 1, speeds[0], block), copies("naive", 7, speeds[1], block)]
+        cells = make_cells(study(*rows))
+        (width,) = measure_widths(cells, PrecisionGoal(pct=5, max_blocks=200))
+        (reported,) = (cell.estimates[SPEEDUP] for cell in cells if cell.mode == "naive")
+        half = statistics.half_width(reported)
+        assert width.pct == pytest.approx(100 * half) and width.is_reached == (half <= 0.05)
+        num_reached += width.is_reached
+        # The number of blocks that are needed counts five blocks as one, too.
+        plain = statistics.compare_pairs(list(cells[-1].values[SPEEDUP].values())).deviation
+        assert width.num_needed == max(
+            statistics.blocks_for_half_width(plain * math.sqrt(5), 0.05), 5 if width.is_reached else 13
+        )
+    assert 0 < num_reached < 40
+
+
+HOST = (1.00, 0.92, 1.07, 0.97, 1.05)
+"""The speed of the host in each block."""
+GPU = (1.000, 1.001, 0.999, 1.000, 1.001)
+BOTH = tuple(host * gpu for host, gpu in zip(HOST, GPU, strict=True))
+NOTE = "the baseline drifts with its host, so 5 blocks count as one; "
+
+
+def rows(scenario: str, degree: int, total: float, follows: tuple[float, ...] = GPU, **changes: str) -> list[Row]:
+    return [
+        copies(scenario, degree, total * speed / degree, block, params(**changes))
+        for block, speed in enumerate(follows, start=1)
+    ]
+
+
+def judge(*groups: list[Row]) -> tuple[dict[tuple[str, int], Cell], dict[tuple[str, str], Contrast]]:
+    cells = make_cells(study(*(row for group in groups for row in group)))
+    comparisons = compare_modes(cells)
+    return (
+        {(cell.mode, cell.degree): cell for cell in cells if "graph" not in cell.case.label},
+        {(verdict.mode, verdict.against): verdict for verdict in comparisons},
+    )
+
+
+FULL = make_cells(study(*rows("naive", 7, 2900)))[0]
+"""A cell of seven jobs that fill the GPU."""
+
+
+def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> None:
+    cells, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 2900))
+    gain, verdict = cells["naive", 7].estimates[SPEEDUP], comparisons["naive", "serial"]
+    plain = statistics.estimate([2.9 * gpu / host for gpu, host in zip(GPU, HOST, strict=True)])
+    assert verdict.ratio == gain and gain.median == pytest.approx(plain.median)
+    assert math.log(gain.high / gain.low) == pytest.approx(math.sqrt(5) * math.log(plain.high / plain.low))
+    # A gain far above what a host can do stays a verdict.
+    assert verdict.decision is Decision.BETTER
+    assert cells["naive", 7].notes_on_gain == (f"{NOTE}a CUDA graph as baseline would not drift",)
+    assert verdict.sentence.endswith(f"(naive: {NOTE}a CUDA graph as baseline would not drift)")
+
+
+def test_a_drifting_cuda_graph_widens_the_interval_without_a_note() -> None:
+    graph = {"step_mode": "cuda_graph"}
+    comparisons = compare_modes(
+        cells := make_cells(study(*rows("serial", 1, 1000, HOST, **graph), *rows("naive", 7, 2900, **graph)))
+    )
+    (cell,) = (cell for cell in cells if cell.degree == 7 and cell.mode == "naive")
+    (verdict,) = (verdict for verdict in comparisons if verdict.mode == "naive")
+    plain = statistics.estimate([2.9 * gpu / host for gpu, host in zip(GPU, HOST, strict=True)])
+    assert math.log(verdict.ratio.high / verdict.ratio.low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+    assert cell.notes_on_gain == ()
+
+
+def test_a_small_gain_over_a_drifting_baseline_is_no_verdict() -> None:
+    _, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100))
+    assert comparisons["naive", "serial"].decision is Decision.NO_VERDICT
+    assert comparisons["naive", "serial"].blocks_needed is not None
+    # If both sides follow the host, pairing removes its drift, and the same gain is decided.
+    cells, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100, BOTH))
+    assert comparisons["naive", "serial"].decision is Decision.BETTER and not cells["naive", 7].notes_on_gain
+
+
+def test_the_gain_over_the_cuda_graph_is_in_the_note() -> None:
+    graph = rows("serial", 1, 3000, GPU[::-1], step_mode="cuda_graph")
+    cells, _ = judge(rows("serial", 1, 1000, HOST), graph, rows("naive", 7, 2900))
+    (note,) = cells["naive", 7].notes_on_gain
+    assert note == f"{NOTE}speed-up over the best step mode alone: 0.97 times (0.97 to 0.97)"
+    gain = cells["naive", 7].estimates[BEST_SOLO]
+    assert gain.high / gain.low < 1.01
+    # A group that waits for the host drifts against the graph.
+    bound, _ = judge(rows("serial", 1, 1000, HOST), graph, rows("naive", 7, 1100, BOTH))
+    assert bound["naive", 7].has_drifting_baseline(BEST_SOLO) and not bound["naive", 7].notes_on_gain
+    (doubt,) = list_doubts(study(), list(cells.values()))
+    assert doubt == f"7 resnet26_cifar10 bs128 (naive): {note}."
+
+
+def test_a_mode_that_follows_the_host_is_no_exact_reference_for_one_that_does_not() -> None:
+    groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200, HOST), rows("mps", 2, 1300)
+    _, comparisons = judge(*groups)
+    assert "one of the two drifts with its host, so 5 blocks count as one" in comparisons["MPS", "naive"].sentence
+    assert (
+        comparisons["MPS", "naive"].decision is Decision.NO_VERDICT and NOTE not in comparisons["MPS", "naive"].sentence
+    )
+    groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200), rows("mps", 2, 1300, HOST)
+    assert "drifts with its host" in judge(*groups)[1]["MPS", "naive"].sentence
+    groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200), rows("mps", 2, 1300)
+    verdict = judge(*groups)[1]["MPS", "naive"]
+    assert verdict.decision is Decision.BETTER and "one of the two" not in verdict.sentence
+
+
+def test_a_group_that_scatters_beside_an_exact_baseline_counts_each_block() -> None:
+    cells, _ = judge(rows("serial", 1, 1000), rows("naive", 7, 2900, HOST))
+    assert not cells["naive", 7].notes_on_gain and not cells["naive", 7].has_drifting_baseline(SPEEDUP)
+
+
+def test_few_or_small_differences_are_no_drift() -> None:
+    assert statistics.is_baseline_drifting(GPU, HOST)
+    assert not statistics.is_baseline_drifting(GPU[:2], HOST[:2])
+    assert not statistics.is_baseline_drifting(GPU, (1.0, 1.004, 1.0, 0.996, 1.0))
+    assert not statistics.is_baseline_drifting((*GPU[:4], 0.0), HOST)
+
+
+def test_gpus_of_different_hosts_are_independent() -> None:
+    gpus = ("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")
+    several = [
+        row
+        for block, (gpu, host) in enumerate(zip(gpus, HOST, strict=True), start=1)
+        for row in (
+            copies("serial", 1, 1000 * host, block, gpu_uuid=gpu),
+            copies("naive", 7, 2900 / 7, block, gpu_uuid=gpu),
+        )
+    ]
+    cells, _ = judge(several)
+    assert not cells["naive", 7].has_drifting_baseline(SPEEDUP)
+    gain, plain = cells["naive", 7].estimates[SPEEDUP], statistics.estimate([2.9 / host for host in HOST])
+    assert (gain.low, gain.high) == pytest.approx((plain.low, plain.high))
+
+
+def test_more_blocks_are_needed_if_the_baseline_drifts() -> None:
+    ratios = [1.3 / host for host in HOST]
+    plain, drifting = (statistics.compare_pairs(ratios, is_drifting=is_drifting) for is_drifting in (False, True))
+    needed = [statistics.blocks_needed(test, 4) for test in (plain, drifting)]
+    assert None not in needed and needed[0] < needed[1]
+    assert drifting.p_different > plain.p_different
+
+
+def with_energy(made: list[Row], joules: tuple[float, ...]) -> list[Row]:
+    """Add the energy of a window of 10 s, and its energy per sample."""
+    changed = []
+    for row, per_sample in zip(made, joules, strict=True):
+        rate = row.metrics["throughput_total_samples_per_s"]
+        energy = {"energy_per_sample_j": per_sample, "energy_j": per_sample * 10 * rate}
+        changed.append(dataclasses.replace(row, metrics={**row.metrics, **energy}))
+    return changed
+
+
+def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
+    host_j = tuple(0.1 * host**-0.8 for host in HOST)
+    groups = with_energy(rows("serial", 1, 1000, HOST), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    cells = make_cells(study(*(row for group in groups for row in group)))
+    (cell,) = (cell for cell in cells if (cell.mode, cell.degree) == ("naive", 7))
+    (verdict,) = (verdict for verdict in compare_modes(cells) if verdict.quantity is Quantity.ENERGY)
+    plain = statistics.estimate([0.05 / joules for joules in host_j])
+    assert verdict.ratio == cell.estimates[ENERGY_VS_ALONE]
+    assert math.log(verdict.ratio.high / verdict.ratio.low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+    # The noise of the counter is no drift.
+    still = with_energy(rows("serial", 1, 1000), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    (verdict,) = (v for v in compare_modes(make_cells(study(*still[0], *still[1]))) if v.quantity is Quantity.ENERGY)
+    assert (verdict.ratio.low, verdict.ratio.high) == pytest.approx((plain.low, plain.high))
+
+
+def test_a_latency_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
+    made = []
+    for block, host in enumerate(HOST, start=1):
+        made += [served("serial", 1, 50, 5.0 / host, block), served("naive", 4, 50, 20.0, block)]
+    (cell,) = (cell for cell in make_cells(study(*made)) if cell.degree == 4 and cell.mode == "naive")
+    plain = statistics.estimate([4 * host for host in HOST])
+    assert math.log(cell.estimates[MEAN_SLOWDOWN].high / cell.estimates[MEAN_SLOWDOWN].low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [5, 10])
+def test_intervals_of_energies_over_a_drifting_baseline_cover(num_blocks: int) -> None:
+    """The host is simulated: 10 % of noise for 170 s and 5 % for a moment, whose 0.8 the energy follows."""
+    rng, num, covered, plain = random.Random(45), 400, 0, 0
+    keep = math.exp(-63 / 170)  # five blocks in 315 s
+    for _ in range(num):
+        host, speeds, ratios = rng.gauss(0, 0.1), {}, {}
+        for block in range(1, num_blocks + 1):
+            host = keep * host + math.sqrt(1 - keep**2) * rng.gauss(0, 0.1)
+            now = host + rng.gauss(0, 0.05)
+            speeds[block] = 3 * math.exp(-now)
+            ratios[block] = 0.5 * math.exp(0.8 * now + rng.gauss(0, 0.01))
+        rates = {block: 3000 * math.exp(rng.gauss(0, 0.001)) for block in speeds}
+        values = {"throughput_total_samples_per_s": rates, SPEEDUP: speeds, ENERGY_VS_ALONE: ratios}
+        interval = dataclasses.replace(FULL, values=values, gpus={}).estimate_quantity(ENERGY_VS_ALONE)
+        unwidened = statistics.estimate(list(ratios.values()))
+        covered += interval.low <= 0.5 <= interval.high
+        plain += unwidened.low <= 0.5 <= unwidened.high
+    print(f"{num_blocks} blocks: {plain / num:.3f} without the rule, {covered / num:.3f} with it")
+    assert plain / num < 0.85 and covered / num > 0.94

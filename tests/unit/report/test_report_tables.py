@@ -1,24 +1,33 @@
-"""Rows gathered into cells, and what is computed from them."""
+"""The tables of a report: metrics, instances, shares, frameworks, jobs in one process, and energy."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from typing import Any
 
 import pytest
 
 from listeners.nvml import NvmlListener
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, FieldTable, Summary
+from pipeline.base.domain.sharing_modes import STREAMS
 from pipeline.base.domain.window import WindowKind
 from pipeline.observe.fields import Fields
+from pipeline.planner.results.advice import advise
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
-from pipeline.report.evaluate.contrasts import compare_modes
-from pipeline.report.evaluate.metrics import BEST_SOLO
+from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
+from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page import study_tables as report_tables
+from pipeline.report.page.frameworks import format_frameworks, framework_table
+from pipeline.report.page.grid import BEST, OPEN, grids
+from pipeline.report.page.study_tables import make_tables
 from pipeline.report.page.table_format import format_estimate
 from pipeline.report.read import labels
-from pipeline.report.read.study_records import Row
+from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import copies, job, params, row, study, table_of
 
 
@@ -325,3 +334,330 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
 def test_the_energy_of_an_epoch_is_that_of_its_samples() -> None:
     (found,) = make_cells(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
     assert found.values["energy_per_epoch_j"] == {1: pytest.approx(0.05 * 49920)}
+
+
+def _job(index: int, gi_id: int, profile: str, gract: float, memory: float):
+    figures = {"throughput_samples_per_s": 1.0, "gract_mean_ratio": gract, "instance_memory_peak_mib": memory}
+    place = {"gi_id": str(gi_id), "mig_profile": profile}
+    return job(index, params(), 1.0, metrics=figures, place=place)
+
+
+def test_instances_are_told_by_profile_and_a_shared_one_counts_once() -> None:
+    shares = (0.5, 0.6, 0.7)
+    rows = [
+        row(
+            "mig_mps",
+            (
+                *(_job(index, 1, "3g.40gb", share, 900.0) for index in (0, 1)),
+                _job(2, 2, "3g.40gb", share - 0.2, 700.0),
+                _job(3, 5, "1g.10gb", 0.1, 50.0),
+            ),
+            block,
+        )
+        for block, share in enumerate(shares, 1)
+    ]
+    table = table_of("instances", study(*rows))
+    assert table.columns[3:] == ("profile", "GRACT", "peak memory of an instance (MiB)")
+    small, large = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
+    assert (small["profile"], small["GRACT"], small["jobs"]) == ("1g.10gb", "0.1", 4)
+    assert large["GRACT"].startswith("0.500 (") and large["peak memory of an instance (MiB)"] == "900"
+
+
+def test_compute_instances_of_one_gpu_instance_are_one_row_of_its_profile() -> None:
+    jobs = (_job(0, 1, "1c.3g.40gb", 0.5, 900.0), _job(1, 1, "2c.3g.40gb", 0.5, 900.0))
+    table = table_of("instances", study(row("mig", jobs)))
+    (only,) = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
+    assert (only["profile"], only["GRACT"], only["jobs"]) == ("3g.40gb", "0.5", 2)
+
+
+def test_without_instances_there_is_no_row() -> None:
+    assert not table_of("instances", study(row("naive", (job(0, params(), 1.0),)))).rows
+
+
+SM, MEMORY = "process_sm_utilization_mean_pct", "process_memory_utilization_mean_pct"
+ALONE = {"energy_j": 3000.0, "power_idle_w": 100.0, "utilization_gpu_mean_pct": 80.0}
+TOGETHER = {"energy_j": 5000.0, "power_idle_w": 100.0}  # 500 W for 10 s, 400 W above idle
+
+
+def _job_of_shares(index: int, name: str, rate: float, **figures: float) -> JobRow:
+    made = job(index, params(name, work_unit="samples"), rate)
+    return dataclasses.replace(made, metrics={**made.metrics, **figures})
+
+
+def _rows(*together: JobRow, scenario: str = "mps", busy: float | None = None) -> list[Row]:
+    measured = {} if busy is None else {SM: busy}
+    return [
+        row("serial", (_job_of_shares(0, "a", 100.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 3.0}),
+        row("serial", (_job_of_shares(0, "b", 50.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 6.0}),
+        row(scenario, together, metrics=TOGETHER),
+    ]
+
+
+def _list_shares(rows: list[Row]) -> list[tuple[object, ...]]:
+    return [line[2:] for line in table_of("shares", study(*rows)).rows]
+
+
+def test_a_measured_share_divides_the_energy_above_idle() -> None:
+    jobs = (
+        _job_of_shares(0, "a", 50.0, **{SM: 60.0, MEMORY: 12.0}),
+        _job_of_shares(1, "b", 10.0, **{SM: 20.0, MEMORY: 3.0}),
+    )
+    assert _list_shares(_rows(*jobs, scenario="naive")) == [
+        ("naive", "a bs128", "60", "measured", "12", "sample", "3 J", "7 J"),  # (50 + 300) W, 50 samples/s
+        ("naive", "b bs128", "20", "measured", "3", "sample", "6 J", "15 J"),  # (50 + 100) W, 10 samples/s
+    ]
+
+
+@pytest.mark.parametrize(("busy", "shares"), [(None, ("60", "20")), (40.0, ("30", "10"))])
+def test_a_share_that_was_not_measured_is_a_model(busy: float | None, shares: tuple[str, str]) -> None:
+    """The busy time per step alone is that of the process if it was measured, else that of the GPU."""
+    rows = _rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5), busy=busy)
+    assert _list_shares(rows) == [
+        ("MPS", "a bs128", shares[0], "model", None, "sample", "3 J", "4.667 J"),
+        ("MPS", "b bs128", shares[1], "model", None, "sample", "6 J", "12 J"),
+    ]
+
+
+def test_a_missing_input_leaves_share_or_energy_missing() -> None:
+    jobs = (_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5))
+    both = _rows(*jobs)
+    assert [line[2] for line in _list_shares(both[1:])] == ["20"]  # the other job did not run alone
+    assert [line[-1] for line in _list_shares(both[1:])] == [None]
+    without_idle = dataclasses.replace(both[2], metrics={"energy_j": 5000.0})
+    assert [line[-1] for line in _list_shares([*both[:2], without_idle])] == [None, None]
+
+
+def test_one_job_has_no_row_and_the_table_is_written() -> None:
+    assert _list_shares(_rows(_job_of_shares(0, "a", 75.0))) == []
+    of = study(*_rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5)))
+    assert "shares" in [table.name for table in make_tables(of, make_cells(of), [], [], [])]
+
+
+def probe(index: int, framework: str, place: dict[str, str], **said: Any) -> JobRow:
+    own = params(f"framework_{framework}", framework=framework, script="workloads/framework.py", work_unit="products")
+    answers = {f"job.{key}": value for key, value in said.items()}
+    return job(index, own | answers, None, place=place)
+
+
+ONE = {"framework_version": "2.11.0", "seen": "NVIDIA H100 MIG 1g.10gb, 9728 MiB", "works": "yes"}
+INSTANCE = {"device": "MIG-1", "mig_profile": "1g.10gb"}
+WHOLE = {"device": "GPU-1"}
+BOTH = {"device": "MIG-1,MIG-2", "mig_profile": "2g.20gb+1g.10gb"}
+FEWER = {"works": "in part", "why": "it sees 1 of 2 given devices"}
+
+
+def test_each_answer_is_said_once_with_the_number_of_its_jobs():
+    rows = [
+        row("mig", (probe(0, "torch", BOTH, **(ONE | FEWER)),), profiles=("2g.20gb+1g.10gb",)),
+        row("mig", tuple(probe(i, "torch", INSTANCE, **ONE) for i in range(2)), profiles=("1g.10gb", "1g.10gb")),
+        row("naive", (probe(0, "torch", WHOLE, **(ONE | {"seen": "NVIDIA H100"})),)),
+        row("naive", (probe(0, "jax", {}),), result=Result.SKIPPED),
+        row("mig", tuple(probe(i, "jax", {}) for i in range(2)), result=Result.SKIPPED),
+        row("naive", (probe(0, "paddle", WHOLE),), result=Result.FAILED),  # it crashed before it could answer
+    ]
+    table = framework_table(study(*rows))
+    assert [line[0:1] + line[2:] for line in table.rows] == [
+        ("PyTorch", "the whole device", 1, 1, "NVIDIA H100", "yes", None),
+        ("PyTorch", "MIG 1g.10gb", 2, 1, ONE["seen"], "yes", None),
+        ("PyTorch", "MIG 2g.20gb + 1g.10gb at once", 1, 2, ONE["seen"], "in part", FEWER["why"]),
+        ("JAX", None, 3, None, None, "not installed", "why it is skipped"),
+        ("PaddlePaddle", "the whole device", 1, 1, None, "no", "why it is failed"),
+    ]
+    assert "Driver here: 580.159.04." in table.note
+    lines = format_frameworks(study(*rows))
+    assert len(lines) == 1 + 5 + 2
+    assert lines[0].split() == ["framework", "version", "where", "given", "sees", "works"]
+    assert lines[-2:] == [
+        f"PyTorch, MIG 2g.20gb + 1g.10gb at once: {FEWER['why']}",
+        "PaddlePaddle, the whole device: why it is failed",
+    ]
+    assert "frameworks" in [each.name for each in make_tables(study(*rows), [], [], [], [])]
+
+
+def test_answers_of_groups_that_a_resumed_study_found_measured_are_not_no():
+    lines = format_frameworks(
+        study(row("naive", (probe(0, "torch", WHOLE),)), row("mps", (probe(0, "jax", WHOLE, **ONE),)))
+    )
+    assert [line.split()[0] for line in lines] == ["framework", "JAX"]
+
+
+def test_a_study_of_other_programs_has_no_such_table():
+    rows = study(copies("naive", 2, 100.0))
+    assert format_frameworks(rows) == []
+    assert framework_table(rows).rows == ()
+
+
+def rows(**speeds: float) -> list[Row]:
+    """Return five blocks of two jobs in each mode, at a speed over serial, with the figures of their processes."""
+    by_mode = [("serial", 1, 100.0), *((mode, 2, 50.0 * speed) for mode, speed in speeds.items())]
+    return [
+        copies(
+            mode,
+            degree,
+            rate * (1 + 0.001 * block),
+            block,
+            metrics={
+                "memory_peak_mib": 1000.0 if mode in ("serial", "streams") else 2000.0,
+                "host_memory_total_mib": 900.0 * (1 if mode == "streams" else degree),
+                "host_cpu_total_pct": 25.0 * degree,
+            },
+        )
+        for block in range(1, 6)
+        for mode, degree, rate in by_mode
+    ]
+
+
+def test_memory_and_cpu_are_beside_speed_in_a_table_that_says_what_is_given_up() -> None:
+    table = table_of("one_process", make_cells(study(*rows(streams=1.8, mps=1.6))))
+    assert table.note.startswith(f"streams gives up {STREAMS.gives_up}.")
+    heads = list(table.columns)
+    assert heads[4] == "speed-up over serial"
+    of_mode = {line[2]: dict(zip(heads, line, strict=True)) for line in table.rows}
+    assert of_mode["streams"]["host memory of all jobs (MiB)"].startswith("900")
+    assert of_mode["MPS"]["host memory of all jobs (MiB)"].startswith("1800")
+    assert of_mode["MPS"]["peak memory of the GPU (MiB)"].startswith("2000")
+
+
+def test_a_study_without_such_a_mode_has_no_such_table() -> None:
+    assert table_of("one_process", make_cells(study(*rows(naive=1.2, mps=1.6)))).rows == ()
+
+
+@pytest.mark.parametrize(("streams", "best"), [(1.8, "streams"), (1.4, "MPS")])
+def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> None:
+    cells = make_cells(study(*rows(streams=streams, mps=1.6, naive=1.1)))
+    compared = compare_modes(cells)
+    (winner,) = [winner for winner in winners(cells, compared) if winner.degree == 2]
+    (advice,) = advise(cells, compared)
+    assert winner.mode == advice.mode == best
+    says = f"It gives up {STREAMS.gives_up}." in winner.sentence
+    changes = [change for change in advice.changes if "isolation" in change]
+    assert says is (best == "streams")
+    assert changes == (["MPS instead, if the jobs need isolation of memory and faults"] if says else [])
+
+
+def test_of_equal_modes_the_one_with_isolation_is_advised() -> None:
+    cells = make_cells(study(*rows(streams=1.603, mps=1.6, naive=1.1)))
+    (advice,) = advise(cells, compare_modes(cells))
+    assert advice.mode == "MPS"
+
+
+GRAPH = params(step_mode="cuda_graph")
+FACTORS = (1.0, 1.01, 0.99, 1.005, 0.995)
+
+
+def measured(scenario: str, degree: int, rate: float, energy_j: float, block: int, **changes: Any) -> Row:
+    """Equal jobs with an energy per sample in a window of 10 s."""
+    noisy = rate * FACTORS[block - 1]
+    energy = {"energy_per_sample_j": energy_j, "energy_j": energy_j * 10 * degree * noisy}
+    return copies(scenario, degree, noisy, block, metrics=energy, **changes)
+
+
+def five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
+    """Serial jobs at 0.1 J per sample, two jobs under MPS and naive, and a CUDA graph alone at 0.05 J."""
+    rows = []
+    for block, scatter in enumerate((1.0, 1.004, 0.996, 1.002, 0.998), start=1):
+        rows.append(measured("serial", 1, 1000.0, 0.1, block))
+        rows.append(measured("serial", 1, 2500.0, 0.05, block, own=GRAPH))
+        rows.append(measured("naive", 2, 600.0, naive_j * scatter, block))
+        rows.append(measured("mps", 2, 800.0, mps_j / scatter, block))
+    return rows
+
+
+def energies(rows: list[Row]) -> dict[tuple[str, str], Contrast]:
+    comparisons = compare_modes(make_cells(study(*rows)))
+    return {(v.mode, v.against): v for v in comparisons if v.quantity is Quantity.ENERGY}
+
+
+def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes() -> None:
+    comparisons = energies(five_blocks())
+    assert {pair: (round(verdict.ratio.median, 2), verdict.decision) for pair, verdict in comparisons.items()} == {
+        ("naive", "serial"): (1.2, Decision.WORSE),
+        ("naive", "CUDA graph alone"): (2.4, Decision.WORSE),
+        ("MPS", "serial"): (0.6, Decision.BETTER),
+        ("MPS", "CUDA graph alone"): (1.2, Decision.WORSE),
+        ("MPS", "naive"): (0.5, Decision.BETTER),
+    }
+    assert comparisons["MPS", "serial"].sentence == (
+        "2 x resnet26_cifar10 bs128, MPS: 0.60 x the energy of serial on this host (0.60 to 0.60; 5 blocks)."
+    )
+
+
+def test_speed_and_energy_are_corrected_together() -> None:
+    comparisons = compare_modes(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
+    assert (
+        [v.quantity for v in comparisons].count(Quantity.ENERGY)
+        == [v.quantity for v in comparisons].count(Quantity.SPEED)
+        == 5
+    )
+    equal = next(v for v in comparisons if (v.mode, v.against, v.quantity) == ("MPS", "serial", Quantity.ENERGY))
+    assert equal.decision is Decision.EQUAL
+    assert equal.p is not None and equal.p_adjusted == pytest.approx(equal.p * len(comparisons), rel=1)
+    assert equal.p_adjusted > 4.9 * equal.p
+
+
+def test_no_energy_and_no_block_in_common_give_no_comparison() -> None:
+    rows = [copies("serial", 1, 1000.0), copies("naive", 2, 600.0)]
+    assert energies(rows) == {}
+
+
+def test_energy_does_not_rank_modes() -> None:
+    cells = make_cells(study(*five_blocks(mps_j=0.3)))
+    (winner,) = winners(cells, compare_modes(cells))
+    assert winner.mode == "MPS"
+    assert re.fullmatch(
+        r"2 x resnet26_cifar10 bs128: MPS is fastest, 1\.60 x serial.*\. MPS: 0\.64 x CUDA graph alone.*; "
+        r"energy 3\.00 x serial on this host \(2\.99 to 3\.01\), 6\.00 x CUDA graph alone \(5\.98 to 6\.02\)\.",
+        winner.sentence,
+    )
+
+
+def test_a_steady_mix_is_compared_by_the_energy_of_the_work_that_it_did() -> None:
+    """Energy per sample would compare different shares of the two jobs."""
+    rows = []
+    for block in range(1, 6):
+        for name, rate, power_w in (("a", 1000.0, 100.0), ("b", 100.0, 200.0)):
+            alone = {"energy_j": 10 * power_w, "energy_per_sample_j": power_w / rate}
+            rows.append(row("serial", (job(0, params(name), rate),), block, metrics=alone))
+        for scenario, rate_a, rate_b in (("naive", 900.0, 10.0), ("mps", 100.0, 90.0)):
+            power_w = (150.0 + 0.1 * block) * (1.2 if scenario == "mps" else 1.0)
+            jobs = (job(0, params("a"), rate_a, size="A"), job(1, params("b"), rate_b, size="B"))
+            per_sample = {"energy_j": 10 * power_w, "energy_per_sample_j": power_w / (rate_a + rate_b)}
+            rows.append(row(scenario, jobs, block, metrics=per_sample))
+    comparisons = energies(rows)
+    assert comparisons["naive", "serial"].metric == comparisons["MPS", "naive"].metric == ENERGY_VS_ALONE
+    assert comparisons["naive", "serial"].ratio.median == pytest.approx(150.3 / (0.9 * 100 + 0.1 * 200))
+    assert comparisons["MPS", "naive"].ratio.median == pytest.approx(1.2 * 110 / (0.1 * 100 + 0.9 * 200))
+    assert comparisons["MPS", "naive"].decision is Decision.BETTER
+
+
+def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mode() -> None:
+    of = study(*five_blocks())
+    cells = make_cells(of)
+    comparisons = compare_modes(cells)
+    best = winners(cells, comparisons)
+    table = table_of("verdicts", cells)
+    place = table.columns.index("quantity")
+    assert [line[place] for line in table.rows].count("energy") == 5
+    speed, further = grids(of, cells, comparisons, best)
+    assert (speed.title, [line.degree for line in speed.lines]) == ("Speed-up over serial", [2])
+    states = {line.measure: [entry.state for (entry,) in line.entries] for line in further.lines}
+    assert states == {
+        "speed-up over CUDA graph alone": ["", ""],
+        "energy over serial": ["", BEST],
+        "energy over CUDA graph alone": ["", ""],
+    }
+    (measured_here,) = from_json(to_json(summarize_devices(of, cells, comparisons, best)))
+    (outcome,) = measured_here.outcomes
+    energy = outcome.find_comparison("energy", is_best_solo=False)
+    assert energy is not None and (energy.against, energy.verdict) == ("serial", "better")
+    over_best = outcome.find_comparison("speed", is_best_solo=True)
+    assert over_best is not None and over_best.ratio.median == pytest.approx(0.64)
+
+
+def test_too_few_blocks_leave_energy_open() -> None:
+    of = study(*[each for each in five_blocks() if each.block < 4])
+    cells = make_cells(of)
+    comparisons = compare_modes(cells)
+    assert {verdict.decision for verdict in comparisons} == {Decision.NO_VERDICT}
+    (_, further) = grids(of, cells, comparisons, winners(cells, comparisons))
+    assert {entry.state for line in further.lines for entries in line.entries for entry in entries} == {OPEN}
