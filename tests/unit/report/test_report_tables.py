@@ -18,8 +18,8 @@ from pipeline.planner.results.advice import advise
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
-from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.study_board import from_json, summarize_devices, to_json
 from pipeline.report.evaluate.verdicts import winners
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.frameworks import format_frameworks, framework_table
