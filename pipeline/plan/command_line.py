@@ -21,7 +21,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, experiment_blocks, hydra_arguments, hydra_errors, override_remedy, renamed_keys
+from pipeline.plan import config_schema, experiment_blocks, hydra_arguments, hydra_errors, override_remedy
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -89,8 +89,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        old = renamed_keys.explain_old_key(f"{group}={choice}")
-        return old or _explain_missing(group, choice, error.options)
+        return _explain_missing(group, choice, error.options)
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem == "found unhashable key" and error.problem_mark:
@@ -144,8 +143,6 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
 
 
 def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
-    if old := renamed_keys.explain_old_key(f"{group}={choice}"):
-        return old
     if group == "schema":
         return f"/schema/{choice} does not exist; name an option class as /schema/MODULE.CLASS"
     names = sorted(set(choices))
@@ -163,8 +160,6 @@ def _explain_missing_folder(folder: Path) -> str:
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, such as `workload.batchsize`, does not exist; `known` are the keys of its parent."""
-    if old := renamed_keys.explain_old_key(key):
-        return old
     parent, dot, name = key.rpartition(".")
     names = sorted(set(known) - {"hydra"})
     near = _list_near(name, names)
@@ -193,8 +188,6 @@ def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
 
 
 def _explain_unknown(key: str, parent: Any) -> str:
-    if old := renamed_keys.explain_old_key(key):
-        return old
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:

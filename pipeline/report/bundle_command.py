@@ -20,19 +20,19 @@ def main(argv: Sequence[str]) -> int:
     """Write the bundle of an experiment and print its size; return the exit status."""
     options = _parser().parse_args(argv)
     try:
-        num_runs = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
+        num_groups = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     size_mb = options.out.stat().st_size / 1e6
-    sys.stdout.write(f"{options.out}: {num_runs} runs of experiment {options.experiment}, {size_mb:.2f} MB\n")
+    sys.stdout.write(f"{options.out}: {num_groups} groups of experiment {options.experiment}, {size_mb:.2f} MB\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
-        description="Write the runs and artifacts of a study to one file (tar.xz), which every command reads in place "
+        description="Write the groups of a study to one file (tar.xz), which every command reads in place "
         "of a store: --root FILE. The file does not name folders, users and hosts of the machine.",
     )
     parser.add_argument("--experiment", default=tracking_root.EXPERIMENT, metavar="NAME", help="tracking.experiment")
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "--root",
         type=Path,
         default=tracking_root.DEFAULT,
-        help=f"folder of a local store, or an older bundle (default: {tracking_root.DEFAULT})",
+        help=f"folder of a local store (default: {tracking_root.DEFAULT})",
     )
     source.add_argument("--uri", help="URI of a tracking server")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as study.tar.xz")
