@@ -24,11 +24,13 @@ from pipeline.base.domain.window import Window
 from pipeline.base.system import json_decoder, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host_info import boot_id, machine_id
-from pipeline.base.system.words import escape_controls
+from pipeline.base.system.words import escape_controls, escape_to_utf8
 from pipeline.record.owner import Owner
 
 _CONVERTER = "benchmarks/convert_bundle.py"
 """Script that converts stores and bundles whose groups have no record."""
+_MOST_MS = 9_000_000_000_000
+"""Latest time of a run, in the year 2255: pandas counts nanoseconds in 64 bits."""
 _SPOOL_ID = re.compile(r"[\w-]+")
 
 Point = tuple[int, int, float]
@@ -229,22 +231,36 @@ def decode(raw: object) -> GroupRecord:
     record = json_decoder.decode(GroupRecord, raw)
     if not _SPOOL_ID.fullmatch(record.spool_id):  # the id becomes the name of a folder that is removed later
         raise ValueError(f"spool_id {record.spool_id[:40]!r} is not an id")
-    figures = [value for run in (record, *record.jobs) for value in run.metrics.values()]
-    if not all(map(math.isfinite, figures)):
+    runs = (record, *record.jobs)
+    if not all(math.isfinite(value) for run in runs for value in run.metrics.values()):
         raise ValueError("a metric is not finite")
+    walls = [record.clock.to_wall_ms(t_ns) for run in runs for t_ns in (run.start_ns, run.end_ns) if t_ns is not None]
+    if not all(0 <= wall_ms < _MOST_MS for wall_ms in walls):
+        raise ValueError("a run has an impossible time")
     return record
 
 
-def parse(text: str | bytes, source: object) -> GroupRecord:
+def parse(text: str | bytes, source: object, *, is_printed: bool = False) -> GroupRecord:
     """Read a record from the text of a file, whose origin is `source`.
+
+    With `is_printed`, the record has no characters that a terminal obeys, because a command prints its texts.
 
     Raises:
         TrackingError: the text is no record of this version.
     """
     try:
-        return decode(json.loads(text))
+        raw = json.loads(text)
+        return decode(_escape(raw) if is_printed else raw)
     except (ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {source}: {error}") from error
+
+
+def _escape(raw: Any) -> Any:
+    if isinstance(raw, dict):
+        return {_escape(key): _escape(value) for key, value in raw.items()}
+    if isinstance(raw, list):
+        return [_escape(value) for value in raw]
+    return escape_to_utf8(escape_controls(raw)) if isinstance(raw, str) else raw
 
 
 def read(folder: Path) -> GroupRecord:
@@ -295,11 +311,6 @@ def _mask_run(run: AnyRun) -> AnyRun:
         facts={key: secrets.mask_text(value) for key, value in run.facts.items()},
         notes={key: secrets.mask_text(value) for key, value in run.notes.items()},
     )
-
-
-def escape(record: GroupRecord) -> GroupRecord:
-    """Return a record without characters that a terminal obeys: every command prints its texts."""
-    return map_texts(record, escape_controls)
 
 
 def map_texts(record: GroupRecord, change: Callable[[str], str]) -> GroupRecord:

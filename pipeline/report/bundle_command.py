@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.record.store import bundle
+from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.record.store.store_access import open_named
 
 COMMAND = "export"
@@ -20,6 +21,8 @@ def main(argv: Sequence[str]) -> int:
     """Write the bundle of an experiment and print its size; return the exit status."""
     options = _parser().parse_args(argv)
     try:
+        if is_bundle(options.root) and options.uri is None:
+            raise ConfigError(f"{options.root} is a bundle already; set --root to the folder of a store")
         num_groups = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -42,12 +42,12 @@ def read_folder(file: Path, folder: Path) -> tuple[GroupRecord, ...]:
     groups = []
     for path in folder.glob(f"{bundle_archive.GROUPS}/*/{layout.RECORD}"):
         try:
-            group = group_record.parse(path.read_bytes(), path.relative_to(folder))
+            group = group_record.parse(path.read_bytes(), path.relative_to(folder), is_printed=True)
         except TrackingError as error:
             raise ConfigError(f"{file} has an impossible record: {error}; do not use this file") from error
         if group.run_id != path.parent.name:
-            raise ConfigError(f"{file} has the record of run {group.run_id[:40]!r} twice; do not use this file")
-        groups.append(group_record.escape(group))
+            raise ConfigError(f"{file}: {path.relative_to(folder)} is not that of its folder; do not use this file")
+        groups.append(group)
     return tuple(sorted(groups, key=lambda group: (group.start_ms, group.run_id)))
 
 

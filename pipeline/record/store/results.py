@@ -134,7 +134,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         raise TrackingError(
             f"run {run_id} is neither a group nor a job of this project: {seen}; choose the run of a group or a job"
         )
-    group = group_record.escape(run_artifacts.read_record(store, run.info.run_id))
+    group = run_artifacts.read_record(store, run.info.run_id, is_printed=True)
     locks = {str(job.index): _read_files(store, job.run_id) for job in group.jobs}
     return Original(
         group=group,
@@ -236,9 +236,9 @@ def _read_experiment(store: Store, stored: Any, most: int | None = None) -> Iter
             return
         deleted = {run.info.run_id for run in store.search_runs(stored.experiment_id, is_deleted=True)}
     for path in run_artifacts.list_records(folder, store.root, most):
-        group = group_record.parse(path.read_bytes(), path)
+        group = group_record.parse(path.read_bytes(), path, is_printed=True)
         if group.run_id not in deleted:
-            yield group_record.escape(group)
+            yield group
 
 
 def _read_served(store: Store, experiment_id: str, most: int | None) -> Iterator[GroupRecord]:
@@ -246,9 +246,9 @@ def _read_served(store: Store, experiment_id: str, most: int | None) -> Iterator
     # Only the ids are kept: MLflow creates an object for every tag, param and metric of a run.
     run_ids = [run.info.run_id for run in store.search_runs(experiment_id, condition)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        for group in pool.map(lambda run_id: run_artifacts.find_record(store, run_id), run_ids[-(most or 0) :]):
-            if group is not None:
-                yield group_record.escape(group)
+        newest = run_ids[-(most or 0) :]
+        groups = pool.map(lambda run_id: run_artifacts.find_record(store, run_id, is_printed=True), newest)
+        yield from (group for group in groups if group is not None)
 
 
 def _make_columns(

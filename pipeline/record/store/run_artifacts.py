@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from pipeline.clean import temporary_folder
 from pipeline.record import group_record
 from pipeline.record.group_record import GroupRecord
 from pipeline.record.store.local_store import Store
+
+_RUN_ID = re.compile("[0-9a-f]{32}")
 
 
 def locate(uri: str, root: Path) -> Path | None:
@@ -74,7 +77,7 @@ def list_records(folder: Path, store: object, most: int | None = None) -> Iterab
     return paths if most is None else heapq.nlargest(most, paths, key=lambda path: path.stat().st_mtime)
 
 
-def find_record(store: Store, run_id: str) -> GroupRecord | None:
+def find_record(store: Store, run_id: str, *, is_printed: bool = False) -> GroupRecord | None:
     """Read the record of a group's run; `None` if the run was created just now and has no artifacts.
 
     Raises:
@@ -83,19 +86,19 @@ def find_record(store: Store, run_id: str) -> GroupRecord | None:
     with temporary_folder.hold_scratch() as scratch:
         path = fetch(store, run_id, layout.RECORD, scratch)
         if path is not None:
-            return group_record.parse(path.read_bytes(), f"{layout.RECORD} of run {run_id}")
+            return group_record.parse(path.read_bytes(), f"{layout.RECORD} of run {run_id}", is_printed=is_printed)
         if layout.GROUP in list_names(store, run_id):
             raise group_record.make_refusal(store.root or store.uri)
         return None
 
 
-def read_record(store: Store, run_id: str) -> GroupRecord:
+def read_record(store: Store, run_id: str, *, is_printed: bool = False) -> GroupRecord:
     """Read the record of a group's run.
 
     Raises:
         TrackingError: the run has no record, or the record is damaged.
     """
-    if (record := find_record(store, run_id)) is None:
+    if (record := find_record(store, run_id, is_printed=is_printed)) is None:
         raise TrackingError(f"run {run_id} in {store.uri} has no artifact {layout.RECORD}; choose another run")
     return record
 
@@ -150,6 +153,9 @@ def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
 def _locate_run(store: Store, run_id: str) -> Path | None:
     if store.root is None:
         return None
+    if _RUN_ID.fullmatch(run_id):
+        for folder in store.root.glob(f"{STORE_ARTIFACTS}/*/{run_id}/{layout.ARTIFACTS}"):
+            return folder
     uri = store.client.get_run(run_id).info.artifact_uri
     return locate(uri, store.root) if has_folder(uri, run_id) else store.root / run_id  # a folder that does not exist
 

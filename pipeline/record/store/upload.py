@@ -71,13 +71,13 @@ class RunIds:
     """
 
     parent: str
-    children: dict[int, str]
+    jobs: dict[int, str]
     failed: dict[int, str] = field(default_factory=dict)
     described: dict[str, RunContent] = field(default_factory=dict)
 
     def name_runs(self, record: GroupRecord) -> GroupRecord:
         """Return a record with these runs."""
-        jobs = (dataclasses.replace(job, run_id=self.children[job.index]) for job in record.jobs)
+        jobs = (dataclasses.replace(job, run_id=self.jobs[job.index]) for job in record.jobs)
         return dataclasses.replace(record, run_id=self.parent, jobs=tuple(jobs))
 
 
@@ -92,7 +92,7 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
         contents = {runs.parent: _describe_group(record)}
-        contents |= {runs.children[job.index]: _describe_job(record, job) for job in record.jobs}
+        contents |= {runs.jobs[job.index]: _describe_job(record, job) for job in record.jobs}
         for run_id, content in contents.items():
             runs.described[run_id] = content
             _log(store, run_id, RunContent(params=content.params))
@@ -124,7 +124,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
             open_record = dataclasses.replace(record, result=None, end_ns=None)
             run_artifacts.log_record(store, runs.name_runs(open_record))
         if any(folder.glob(f"{_SCRATCH}*")):
-            _remove_torn(store, (runs.parent, *runs.children.values()))
+            _remove_torn(store, (runs.parent, *runs.jobs.values()))
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
             upload = _Upload(
                 store=store,
@@ -140,7 +140,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
             upload.send_parent([upload.send_child(job) for job in upload.record.jobs])
         for job in record.jobs:
             if job.status == "FAILED":
-                runs.failed[job.index] = store.client.get_run(runs.children[job.index]).info.artifact_uri
+                runs.failed[job.index] = store.client.get_run(runs.jobs[job.index]).info.artifact_uri
         store.sync()
         upload.move_left_out_files()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
