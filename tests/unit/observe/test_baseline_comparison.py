@@ -18,8 +18,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
-from pipeline.record.stored_group import FinishedGroup
 from tests.support.rows import group
+from tests.support.tracking_cases import record
 
 
 def row(the_group, *rates, result=Result.OK) -> GroupResult:
@@ -108,11 +108,14 @@ def boot(tmp_path, monkeypatch):
 def entry(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
     """A group in the store, with the samples/s of its jobs."""
     of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
-    return FinishedGroup(
+    return record(
+        (),
         digest=the_group.digest,
         result=Result(result),
-        facts={"gpu_uuid": gpu or the_group.device.uuid, "boot_id": boot} | facts,
-        tags={"collocation.rates": json.dumps(of_each)},
+        facts={"boot_id": boot} | facts,
+        gpu_uuid=gpu or the_group.device.uuid,
+        notes={"rates": json.dumps(of_each)},
+        metrics={},
     )
 
 
