@@ -19,7 +19,7 @@ from pipeline.observe.baseline_comparison import Comparison, describe_loss_diffe
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
 from tests.support.rows import group
-from tests.support.tracking_cases import record
+from tests.support.tracking_cases import SECOND, START, record
 
 
 def row(the_group, *rates, result=Result.OK) -> GroupResult:
@@ -252,8 +252,8 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
 
 def test_of_two_complete_attempts_the_newest_counts(plan):
     both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
-    old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
-    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
+    old = [dataclasses.replace(entry(group), start_ns=START + SECOND) for group in plan.groups]
+    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ns=START + 2 * SECOND) for group in plan.groups]
     for found in (old + new, new + old):
         _, known = resume.select_remaining(plan, found, gpus=both)
         assert {row.gpu_uuid for row in known} == {"GPU-other"}
@@ -310,7 +310,7 @@ def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     flagged = {"collocation.invalid": "job 0-a made no step in the last 3 s of the window"}
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
     good = entry(plan.groups[0], 100.0)
-    stored = dataclasses.replace(good, tags=good.tags | flagged)
+    stored = dataclasses.replace(good, invalid=flagged["collocation.invalid"])
     for baseline in (stood_still, *resume.select_remaining(plan, [stored])[1]):
         comparison = Comparison()
         assert comparison.add(baseline) == []
@@ -377,7 +377,7 @@ def test_other_answers_than_alone_are_wrong_results():
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [
-        dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
+        dataclasses.replace(entry(each), notes={"first_losses": json.dumps(of_jobs)})
         for each, of_jobs in zip(plan.groups, losses, strict=False)
     ]
     _, known = resume.select_remaining(plan, stored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -277,9 +276,8 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
 
 
 def test_a_study_that_stopped_at_its_precision_goal_is_complete() -> None:
-    later = json.dumps([{"plan": "5", "plan_groups": "10"}])
-    facts = {"plan": "20", "plan_groups": "40", "taken_over_by": later}
-    found = study(*(copies(mode, 1, 9.0, block, facts=facts) for block in range(1, 6) for mode in ("serial", "naive")))
+    plans = {"facts": {"plan": "20", "plan_groups": "40"}, "later_plans": ({"plan": "5", "plan_groups": "10"},)}
+    found = study(*(copies(mode, 1, 9.0, block, **plans) for block in range(1, 6) for mode in ("serial", "naive")))
     assert found.num_planned == len(found.rows) == 10
 
 
