@@ -11,40 +11,35 @@ invented.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.nvml import NvmlListener
-from pipeline.base.domain.layout import DATABASE, FIELDS
+from pipeline.base.domain.layout import DATABASE, FIELDS, RECORD
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.observe.fields import Fields
-from pipeline.record.group_folder import Clock
+from pipeline.record import group_record
+from pipeline.record.group_record import Clock, GroupRecord, JobRecord
 from pipeline.record.sample_series import About, Series, SeriesKey, write_table
 from pipeline.record.store.local_store import open_store
 
 EXPERIMENT = "scale"
 _SETTINGS = {"device": "NVIDIA H100 80GB HBM3", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
-_PLANNED = json.dumps({"settings": _SETTINGS, "options": {}})
-_START_MS, _STEP_NS = 1_700_000_000_000, 100_000_000
+_CLOCK, _STEP_NS = Clock(wall_ns=1_700_000_000_000_000_000, monotonic_ns=0), 100_000_000
 _WORKLOADS = [f"workload{letter}" for letter in "abcdefghijkl"]
 _SPEED = {"serial": 1.0, "naive": 1.4, "mps": 1.8, "mig": 1.7}
 _PROFILES = {1: "7g.80gb", 2: "3g.40gb", 3: "2g.20gb", 7: "1g.10gb"}
-_RUN_COLUMNS = (
-    "run_uuid, name, status, lifecycle_stage, start_time, end_time, artifact_uri, experiment_id, source_name, "
-    "entry_point_name, user_id, source_version, source_type"
-)
 
 
 def plan_groups(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
@@ -70,77 +65,70 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         num_samples: number of samples in each of a group's four series.
         machine: number of the machine, which is part of the runs' ids.
     """
-    experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
+    open_store(root).open_experiment(EXPERIMENT)
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
     fields = Fields([DcgmListener(1000).table, GpmListener(1000).table, NvmlListener(1000).table]).as_json()
-    runs: list[tuple[Any, ...]] = []
-    content: dict[str, list[tuple[Any, ...]]] = {"tags": [], "params": [], "latest_metrics": []}
-
-    def add(
-        run_id: str, name: str, start_ms: int, tags: dict[str, str], params: dict[str, str], **metrics: float
-    ) -> None:
-        uri = (artifacts / run_id / "artifacts").as_uri()
-        runs.append(
-            (run_id, name, "FINISHED", "active", start_ms, start_ms + 9000, uri, experiment_id, *[""] * 4, "LOCAL")
-        )
-        content["tags"] += [(key, value, run_id) for key, value in tags.items()]
-        content["params"] += [(key, value, run_id) for key, value in params.items()]
-        content["latest_metrics"] += [(key, value, 1, 0, 0, run_id) for key, value in metrics.items()]
-
     table: Path | None = None
     for number, (block, workload, scenario, degree) in enumerate(plan_groups(num_runs)):
-        run_id, start_ms = f"{machine:08x}{number:016x}{0:08x}", _START_MS + 10_000 * number
-        rate = 1000 * _SPEED[scenario] / degree * (1 + 0.001 * (number % 7)) if degree > 1 else 1000.0
-        common = {
-            "collocation.study": "20261121-100000-aaaaaa",
-            "collocation.block": str(block),
-            "collocation.gpu_uuid": "GPU-1",
-            "collocation.boot_id": "boot-1",
-            "collocation.device": "NVIDIA H100 80GB HBM3",
-            "collocation.result": "ok",
-            "collocation.digest": f"{number}",
-            "collocation.planned": _PLANNED,
-        }
-        params = {"scenario": scenario, "degree": str(degree), "window": "steady", "window_seconds": "5", "seed": "0"}
-        add(
-            run_id,
-            f"{scenario}-{degree}x-{workload}",
-            start_ms,
-            common | {"collocation.role": "group"},
-            params,
-            throughput_total_samples_per_s=degree * rate,
-            gract_mean_ratio=0.9,
-            smact_mean_ratio=0.6,
-            memory_peak_mib=1500.0 * degree,
-            energy_per_sample_j=0.05 / degree,
-            **{f"system/gpm/series_{k}": 1.0 for k in range(30)},
-        )
-        for index in range(degree):
-            tags = {"collocation.role": "job", "mlflow.parentRunId": run_id, "collocation.index": str(index)}
-            tags |= {"collocation.start_ns": "1000", "collocation.end_ns": str(num_samples * _STEP_NS)}
-            tags |= {"collocation.workload_digest": f"digest-{workload}"}
-            place = {"placement.mig_profile": _PROFILES[degree]} if scenario == "mig" else {}
-            job_params = {"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"}
-            child = f"{machine:08x}{number:016x}{index + 1:08x}"
-            add(
-                child, f"{index}-{workload}", start_ms, common | tags, job_params | place, throughput_samples_per_s=rate
-            )
-        folder = artifacts / run_id / "artifacts"
+        run_id = f"{machine:08x}{number:016x}"
+        group = _make_group(run_id, number, block, workload, scenario, degree, num_samples)
+        folder = artifacts / group.run_id / "artifacts"
         folder.mkdir(parents=True)
+        (folder / RECORD).write_text(group_record.encode(group), encoding="utf-8")
         if table is None:
-            clock = Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0)
-            table = write_table(_samples(num_samples), clock, folder, About(device=_SETTINGS["device"]))
+            table = write_table(_samples(num_samples), _CLOCK, folder, About(device=_SETTINGS["device"]))
         else:
             shutil.copy(table, folder)
         (folder / FIELDS).write_text(fields, encoding="utf-8")
-    with closing(sqlite3.connect(root / DATABASE)) as connection, connection:
-        connection.executemany(f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({','.join('?' * 13)})", runs)
-        for name in ("tags", "params"):
-            connection.executemany(f"INSERT INTO {name} (key, value, run_uuid) VALUES (?, ?, ?)", content[name])
-        connection.executemany(
-            "INSERT INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) VALUES (?, ?, ?, ?, ?, ?)",
-            content["latest_metrics"],
+
+
+def _make_group(
+    run_id: str, number: int, block: int, workload: str, scenario: str, degree: int, num_samples: int
+) -> GroupRecord:
+    rate = 1000 * _SPEED[scenario] / degree * (1 + 0.001 * (number % 7)) if degree > 1 else 1000.0
+    begin_ns = 10_000_000_000 * number
+    times: dict[str, Any] = {"start_ns": begin_ns, "end_ns": begin_ns + 9_000_000_000, "result": Result.OK}
+    jobs = tuple(
+        JobRecord(
+            name=f"{index}-{workload}",
+            run_id=f"{run_id}{index + 1:08x}",
+            params={"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"},
+            metrics={"throughput_samples_per_s": rate},
+            index=index,
+            digest=f"digest-{workload}",
+            placement={"mig_profile": _PROFILES[degree]} if scenario == "mig" else {},
+            work_start_ns=1000,
+            work_end_ns=num_samples * _STEP_NS,
+            **times,
         )
+        for index in range(degree)
+    )
+    return GroupRecord(
+        name=f"{scenario}-{degree}x-{workload}",
+        run_id=f"{run_id}{0:08x}",
+        params={"scenario": scenario, "degree": str(degree), "window": "steady", "window_seconds": "5", "seed": "0"},
+        facts={"boot_id": "boot-1"},
+        metrics={
+            "throughput_total_samples_per_s": degree * rate,
+            "gract_mean_ratio": 0.9,
+            "smact_mean_ratio": 0.6,
+            "memory_peak_mib": 1500.0 * degree,
+            "energy_per_sample_j": 0.05 / degree,
+        },
+        spool_id=f"{run_id}{0:08x}",
+        experiment=EXPERIMENT,
+        clock=_CLOCK,
+        jobs=jobs,
+        study="20261121-100000-aaaaaa",
+        scenario=scenario,
+        device=_SETTINGS["device"],
+        gpu_uuid="GPU-1",
+        block=block,
+        digest=f"{number}",
+        settings=_SETTINGS,
+        window=Window(kind=WindowKind.STEADY, seconds=5, settle_s=1),
+        **times,
+    )
 
 
 def _samples(count: int) -> dict[SeriesKey, Series]:

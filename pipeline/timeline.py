@@ -19,9 +19,7 @@ from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.clean import temporary_folder
 from pipeline.record import trace as trace_file
-from pipeline.record.store import results, run_artifacts
-from pipeline.record.store.local_store import Store
-from pipeline.record.store.store_access import open_named
+from pipeline.record.store import results, stored_files
 
 
 def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -31,14 +29,15 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
         ConfigError: the folder contains no store.
         TrackingError: the store cannot be read or lacks the experiment, or none of its groups has a timeline.
     """
-    store = open_named(root_or_uri)
-    groups = results.find_finished(store, experiment)
+    names = results.list_experiments(root_or_uri)
+    stored = results.read_groups(root_or_uri, experiment) if experiment in names else []
+    groups = [group for group in stored if group.result is not None]
     if not groups:
         raise TrackingError(
             f"experiment {experiment!r} in {root_or_uri} has no finished group; "
             "name a study (its tracking.experiment) with --experiment"
         )
-    traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]
+    traces = [trace for group in groups if (trace := _fetch_trace(root_or_uri, group.run_id)) is not None]
     if not traces:
         raise TrackingError(
             f"no group of experiment {experiment!r} has a readable {layout.TIMELINE}; "
@@ -47,10 +46,10 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
     return trace_file.merge(traces), len(groups) - len(traces)
 
 
-def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
+def _fetch_trace(store: Path | str, run_id: str) -> dict[str, Any] | None:
     with temporary_folder.hold_scratch() as scratch:
         try:
-            path = run_artifacts.fetch(store, run_id, layout.TIMELINE, scratch)
+            path = stored_files.fetch(store, run_id, layout.TIMELINE, scratch)
         except TrackingError as error:
             raise TrackingError(f"cannot read {layout.TIMELINE} of run {run_id}: {error}") from error
         if path is None:

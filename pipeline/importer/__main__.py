@@ -1,6 +1,6 @@
 """The command `python -m pipeline.importer`, which converts experiments of other tools to experiment files.
 
-Usage: `python -m pipeline.importer radt TABLE.csv` or `python -m pipeline.importer carma JOB.rad ...`.
+Usage: `python -m pipeline.importer radt TABLE.csv`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
-from pipeline.importer import carma_experiment, experiment_file, radt_experiment
+from pipeline.importer import experiment_file, radt_experiment
 from pipeline.importer.experiment_file import NAME, Imported
-
-_SEVERAL = "carma"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Import a table or job files; return the exit status: 1 if jobs are left out, 2 if no file is written."""
+    """Import a table; return the exit status: 1 if jobs are left out, 2 if no file is written."""
     args = make_parser().parse_args(argv)
     try:
-        default_name = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
+        default_name = re.sub(r"\W", "_", args.table.stem)
         name = _check_name(default_name if args.name is None else args.name)
-        if args.tool == "radt":
-            imported = radt_experiment.read(args.files[0], name, has_slices=args.slices)
-        else:
-            imported = carma_experiment.read(args.files, name, is_together=args.together, environments=args.envs)
-        return _finish(imported, name, args)
+        return _finish(radt_experiment.read(args.table, name, has_slices=args.slices), name, args)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -46,16 +40,11 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     )
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     radt = tools.add_parser("radt", help="a table written for radT", description="Import a table written for radT.")
-    radt.add_argument("files", type=Path, nargs=1, metavar="TABLE", help="CSV file")
+    radt.add_argument("table", type=Path, metavar="TABLE", help="CSV file")
     radt.add_argument("--slices", action="store_true", help="write MIG profiles by slices (1g), for any GPU model")
-    carma = tools.add_parser("carma", help="job files of CARMA", description="Import job files of CARMA.")
-    carma.add_argument("files", type=Path, nargs="+", metavar="JOB", help=".rad file")
-    carma.add_argument("--together", action="store_true", help="make one mix of all jobs, including exclusive jobs")
-    carma.add_argument("--envs", metavar="DIR", help="folder of the conda environments that the jobs activate")
-    for tool in (radt, carma):
-        tool.add_argument("--name", help="name of the experiment (default: from the file)")
-        tool.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
-        tool.add_argument("--force", action="store_true", help="replace an existing experiment")
+    radt.add_argument("--name", help="name of the experiment (default: from the file)")
+    radt.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
+    radt.add_argument("--force", action="store_true", help="replace an existing experiment")
     return parser
 
 
@@ -72,7 +61,7 @@ def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
         sys.stderr.write(f"note: {note}\n")
     jobs = f"{imported.num_read} {imported.unit}s"
     if not imported.num_groups:
-        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported; fix the problems listed above")
+        raise ConfigError(f"none of the {jobs} of {args.table} can be imported; fix the problems listed above")
     if args.out == "-":
         sys.stdout.write(imported.text)
         where = "printed"

@@ -31,7 +31,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import config_folders, list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import option_loader, override_remedy, overrides, renamed_keys
+from pipeline.plan import option_loader, override_remedy, overrides
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -105,8 +105,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        old = renamed_keys.explain_old_key(f"{group}={choice}")
-        return old or _explain_missing(group, choice, error.options)
+        return _explain_missing(group, choice, error.options)
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem == "found unhashable key" and error.problem_mark:
@@ -160,8 +159,6 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
 
 
 def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
-    if old := renamed_keys.explain_old_key(f"{group}={choice}"):
-        return old
     if group == "schema":
         return f"/schema/{choice} does not exist; name an option class as /schema/MODULE.CLASS"
     names = sorted(set(choices))
@@ -179,8 +176,6 @@ def _explain_missing_folder(folder: Path) -> str:
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, such as `workload.batchsize`, does not exist; `known` are the keys of its parent."""
-    if old := renamed_keys.explain_old_key(key):
-        return old
     parent, dot, name = key.rpartition(".")
     names = sorted(set(known) - {"hydra"})
     near = _list_near(name, names)
@@ -209,8 +204,6 @@ def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
 
 
 def _explain_unknown(key: str, parent: Any) -> str:
-    if old := renamed_keys.explain_old_key(key):
-        return old
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:

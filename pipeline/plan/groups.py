@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import group_names, placeholders, stored_names, work_units
+from pipeline.base.domain import group_names, placeholders, work_units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -238,9 +238,7 @@ def _make_workload(
     program_digest = make_digest(
         [code.digest for code in codes],
         workload.name,
-        stored_names.restore_old(
-            {k: v for k, v in (flags | settings).items() if k not in workload.place_options()}, stored_names.PARAMS
-        ),
+        {k: v for k, v in (flags | settings).items() if k not in workload.place_options()},
         words,
         environ,
     )
@@ -419,7 +417,7 @@ def name_groups(groups: Sequence[Group]) -> list[Group]:
 def _add_digests(group: Group, inventory: Inventory) -> Group:
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
     programs = [job.workload.digest for job in group.jobs]
-    settings = stored_names.restore_old(group.settings, stored_names.SETTINGS)
+    settings = group.settings
     of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}
     facts = (group.scenario, settings, group.options)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The record in the spool folder of a group (`layout`): read, write, and close it if its owner died.
+"""The spool folder of a group (`layout`): written, surveyed, and closed if its owner died.
 
 This module must not import MLflow because the orchestrator uses it while it measures.
 """
@@ -9,104 +9,30 @@ import dataclasses
 import json
 import logging
 import os
-import platform
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pipeline.base.domain import layout, stored_names
+from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag, has_old_names, restore_names
 from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
-from pipeline.base.system.host_info import boot_id, machine_id
 from pipeline.clean import leftovers
 from pipeline.launch.events import read_last_lines
-from pipeline.record.owner import Owner, Standing, find_written
+from pipeline.record import group_record
+from pipeline.record.group_record import AnyRun, GroupRecord
+from pipeline.record.owner import Standing, find_written
 
-VERSION = 4
 TAIL_BYTES = 1 << 16
-_ID = re.compile(r"[\w-]+")
 _CLOCK_ERROR_NS = 10**9
 _TRIES = 100
 _ABANDONED_S = 3600.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """One instant on both clocks; converts monotonic instants to wall time since the epoch."""
-
-    wall_ns: int
-    monotonic_ns: int
-
-    def to_wall_ns(self, t_ns: int) -> int:
-        return self.wall_ns + (t_ns - self.monotonic_ns)
-
-    def to_wall_ms(self, t_ns: int) -> int:
-        return self.to_wall_ns(t_ns) // 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while the run is active.
-
-    A param is written once: MLflow refuses to change its value.
-    """
-
-    name: str
-    status: str
-    start_ns: int
-    end_ns: int | None = None
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildRecord(RunRecord):
-    """The run of one job. `gi_id` is `None` without MIG; `series` contains points `(step, monotonic ns, value)`."""
-
-    index: int
-    gi_id: int | None
-    is_gpu: bool
-    series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> str:
-        return layout.job_path(self.index)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """All data of a group that MLflow stores, except samples and files.
-
-    Attributes:
-        uri: tracking server to send the record to; `None` for the local store next to the spool.
-        host, boot_id, machine_id: identify the orchestrator's machine; empty if unknown.
-    """
-
-    spool_id: str
-    experiment: str
-    clock: Clock
-    parent: RunRecord
-    children: tuple[ChildRecord, ...]
-    state: str = "open"
-    uri: str | None = None
-    host: str = field(default_factory=platform.node)
-    boot_id: str = field(default_factory=boot_id)
-    machine_id: str = field(default_factory=machine_id)
-    version: int = VERSION
-
-    @property
-    def owner(self) -> Owner:
-        return Owner(host=self.host, boot_id=self.boot_id, machine_id=self.machine_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +64,6 @@ class Amendment:
     uri: str | None = None
 
 
-AnyRun = TypeVar("AnyRun", bound=RunRecord)
-
-
 def write_json(path: Path, content: object) -> None:
     """Replace a file atomically by the JSON of `content`."""
     text = json.dumps(content, default=read_fields)
@@ -149,58 +72,9 @@ def write_json(path: Path, content: object) -> None:
     beside.replace(path)
 
 
-def write(folder: Path, record: Record) -> None:
+def write(folder: Path, record: GroupRecord) -> None:
     """Replace the record of a spool folder, with secrets masked."""
-    parent, children = _mask(record.parent), tuple(map(_mask, record.children))
-    write_json(folder / layout.RECORD, dataclasses.replace(record, parent=parent, children=children))
-
-
-def _mask(run: AnyRun) -> AnyRun:
-    params = {key: str(secrets.mask(value, key)) for key, value in run.params.items()}
-    return dataclasses.replace(
-        run, params=params, tags={key: secrets.mask_text(value) for key, value in run.tags.items()}
-    )
-
-
-def read(folder: Path) -> Record:
-    """Read the record of a spool folder.
-
-    Raises:
-        TrackingError: the record is absent, damaged, or of an unknown version.
-    """
-    file = folder / layout.RECORD
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(raw, dict):
-            if (version := raw.get("version")) != VERSION:
-                raise TrackingError(
-                    f"{file} has version {version} instead of {VERSION}; send the group with the release that wrote "
-                    "the file, or remove its folder"
-                )
-            # Records of earlier versions contain the host but neither boot_id nor machine_id.
-            raw = {"host": "", "boot_id": "", "machine_id": ""} | raw
-        record = _rename(json_decoder.decode(Record, raw))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TrackingError(f"could not read {file}: {error}") from error
-    if not _ID.fullmatch(record.spool_id):  # the id becomes the name of a folder that is removed later
-        raise TrackingError(f"{file} has the invalid spool_id {record.spool_id!r}; remove its folder")
-    return record
-
-
-def _rename(record: Record) -> Record:
-    """Replace names of earlier versions in a record by the current names."""
-    return dataclasses.replace(
-        record, parent=_rename_run(record.parent), children=tuple(map(_rename_run, record.children))
-    )
-
-
-def _rename_run(run: AnyRun) -> AnyRun:
-    if not has_old_names(run.tags):
-        return run
-    tags = dict(run.tags)
-    restore_names(tags)
-    metrics = stored_names.rename_metrics(run.metrics)
-    return dataclasses.replace(run, tags=tags, params=stored_names.rename_params(run.params), metrics=metrics)
+    write_json(folder / layout.RECORD, group_record.mask(record))
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
@@ -271,11 +145,11 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
             continue
         try:
             with _claim(folder) as free:
-                record = read(folder)
+                record = group_record.read(folder)
                 may_live = folder in written or (not closes_lost and not _is_over(record))
                 if not free:
                     busy.append(folder)
-                elif record.state != "closed" and may_live:
+                elif not record.is_closed and may_live:
                     elsewhere[folder] = record.host
                 else:
                     ready.append((_close(folder, record).clock.wall_ns, folder))
@@ -302,12 +176,12 @@ def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
     for folder in _list_folders(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
-            record = read(folder)
-            if record.state != "closed" and record.owner.standing in standings:
+            record = group_record.read(folder)
+            if not record.is_closed and record.owner.standing in standings:
                 yield folder
 
 
-def read_ended(spool_root: Path) -> list[Record]:
+def read_ended(spool_root: Path) -> list[GroupRecord]:
     """Read the records of ended groups that were not sent, including groups of dead owners, and change no file."""
     records = []
     for folder in _list_folders(layout.RECORD, spool_root):
@@ -317,8 +191,8 @@ def read_ended(spool_root: Path) -> list[Record]:
             # The lock is checked before the record is read: the owner could close the record in between.
             if not locks.is_free(folder / layout.LOCK):
                 continue
-            if _is_over(record := read(folder)):
-                records.append(record if record.state == "closed" else _interrupt_record(folder, record))
+            if _is_over(record := group_record.read(folder)):
+                records.append(record if record.is_closed else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # a folder that was sent meanwhile is not an error
                 log.warning("the progress does not include a group: %s", error)
@@ -331,13 +205,13 @@ def _list_folders(name: str, spool_root: Path) -> list[Path]:
     return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
-def _is_over(record: Record) -> bool:
+def _is_over(record: GroupRecord) -> bool:
     """Return whether a group with a free lock has ended: locks of another machine may not be visible here."""
-    return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
+    return record.is_closed or record.owner.standing is not Standing.ELSEWHERE
 
 
 def read_fields(record: Any) -> dict[str, Any]:
-    """Convert a record to a dict; unlike `dataclasses.asdict`, do not copy the points of its series."""
+    """Convert a dataclass to a dict; unlike `dataclasses.asdict`, do not copy its values."""
     return {attribute.name: getattr(record, attribute.name) for attribute in dataclasses.fields(record)}
 
 
@@ -351,8 +225,8 @@ def _claim(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _close(folder: Path, record: Record) -> Record:
-    if record.state == "closed":
+def _close(folder: Path, record: GroupRecord) -> GroupRecord:
+    if record.is_closed:
         return record
     # A folder of another user may name processes that do not belong to that user.
     ended = leftovers.clear(record.spool_id) if folder.stat().st_uid == os.geteuid() else 0
@@ -364,34 +238,31 @@ def _close(folder: Path, record: Record) -> Record:
     return record
 
 
-def _interrupt_record(folder: Path, record: Record) -> Record:
+def _interrupt_record(folder: Path, record: GroupRecord) -> GroupRecord:
     """Close an open record; each run ends at the last instant that its files prove."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
-    children = tuple(
-        _interrupt(child, _find_last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
-        if child.status == "RUNNING"
-        else child
-        for child in record.children
+    jobs = tuple(
+        _interrupt(job, _find_last_instant(folder / job.folder / layout.EVENTS, record) or alive_ns)
+        if job.result is None
+        else job
+        for job in record.jobs
     )
-    ends = (alive_ns, _find_last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
-    parent = _interrupt(record.parent, max(end for end in ends if end is not None))
-    return dataclasses.replace(record, state="closed", parent=parent, children=children)
+    ends = (alive_ns, _find_last_instant(folder / layout.SAMPLES, record), *(job.end_ns for job in jobs))
+    return dataclasses.replace(_interrupt(record, max(end for end in ends if end is not None)), jobs=jobs)
 
 
 def _interrupt(run: AnyRun, end_ns: int) -> AnyRun:
-    result = Result.INTERRUPTED
-    tags = {**run.tags, Tag.RESULT: result.value, Tag.DESCRIPTION: result.value}
-    return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
+    return dataclasses.replace(run, result=Result.INTERRUPTED, end_ns=max(end_ns, run.start_ns))
 
 
-def _find_last_instant(path: Path, record: Record) -> int | None:
+def _find_last_instant(path: Path, record: GroupRecord) -> int | None:
     """Return the newest plausible `t_ns` of a JSON-lines file; jobs may write arbitrary lines to it."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
         for line in reversed(read_last_lines(path, TAIL_BYTES)):
             with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 t_ns = int(json.loads(line)["t_ns"])
-                if record.parent.start_ns <= t_ns <= written_ns + _CLOCK_ERROR_NS:
+                if record.start_ns <= t_ns <= written_ns + _CLOCK_ERROR_NS:
                     return t_ns
     return None

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.records import Interpreter
-from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system import git, host_info
 from pipeline.base.system.errors import CommandError
@@ -67,13 +66,14 @@ class Origin:
     uncommitted: tuple[str, ...]
 
     @property
-    def tags(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
+        """The facts of the record: commit and folder of the repository, and whether the commit lacks code."""
         if self.repository is None:
             return {}
         return {
-            Tag.GIT_COMMIT: self.repository.commit,
-            Tag.PROGRAM_REPOSITORY: str(self.repository.root),
-            Tag.PROGRAM_CHANGED: str(bool(self.uncommitted)).lower(),
+            "program_commit": self.repository.commit,
+            "program_repository": str(self.repository.root),
+            "program_changed": str(bool(self.uncommitted)).lower(),
         }
 
 

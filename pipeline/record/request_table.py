@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from pipeline.base.domain.layout import REQUEST_TABLE
 from pipeline.base.system import regular_files
 from pipeline.launch.requests import RECORD, RECORD_BYTES
-from pipeline.record.group_folder import Clock
+from pipeline.record.group_record import Clock
 
 if TYPE_CHECKING:
     import pyarrow as pa

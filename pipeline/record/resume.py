@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Device, Group, Plan, Result
-from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.record.stored_group import FinishedGroup
+from pipeline.record.group_record import GroupRecord
+
+_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.SLICES)
 
 
 def select_remaining(
-    plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
+    plan: Plan, finished: Sequence[GroupRecord], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """Return the groups to run, and the stored rows of the other groups.
 
@@ -32,17 +34,17 @@ def select_remaining(
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
     now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
     states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
-    stored_by_key: dict[str, dict[MachineState, FinishedGroup]] = {}
+    stored_by_key: dict[str, dict[MachineState, GroupRecord]] = {}
     # Results with the same packages come last and therefore replace results with other packages.
     for stored in sorted(finished, key=lambda stored: stored.digest in keys):
         key = stored.program_digest if accept_environment else stored.digest
         was_in_the_way = stored.result is Result.SKIPPED and key in can_run  # skipped before, but can run now
-        if stored.result.is_finding and key is not None and not was_in_the_way:
+        if _has_finding(stored) and not was_in_the_way:
             stored_by_key.setdefault(key, {})[states[stored.machine_state]] = stored
     shards: dict[tuple[int, str], list[Group]] = {}
     for group in plan.groups:
         shards.setdefault((group.shard, group.device.uuid), []).append(group)
-    done: dict[str, FinishedGroup] = {}
+    done: dict[str, GroupRecord] = {}
     for groups in shards.values():
         members = [keys[group.digest] for group in groups]
         origin = _choose_state(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
@@ -62,7 +64,7 @@ def _make_keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
 
 def _choose_state(
     members: Sequence[str],
-    stored_by_key: Mapping[str, Mapping[MachineState, FinishedGroup]],
+    stored_by_key: Mapping[str, Mapping[MachineState, GroupRecord]],
     present: Sequence[MachineState],
 ) -> MachineState:
     """Choose the machine state whose results a shard reuses.
@@ -78,13 +80,13 @@ def _choose_state(
 
 
 def describe_restarts(
-    missing: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()
+    missing: Sequence[Group], finished: Sequence[GroupRecord], *, gpus: Sequence[Device] = ()
 ) -> list[str]:
     """Return one line per change of the machine with the number of results of unfinished shards that are not reused."""
     counts: Counter[str] = Counter()
     by_digest = {group.digest: group for group in missing}
     for stored in finished:
-        if stored.result.is_finding and (group := by_digest.get(stored.digest)) is not None:
+        if _has_finding(stored) and (group := by_digest.get(stored.digest)) is not None:
             states = [MachineState.read(device) for device in gpus or (group.device,)]
             if not any(state.is_same(stored.machine_state) for state in states):
                 counts[states[0].changes(stored.machine_state)] += 1
@@ -94,41 +96,48 @@ def describe_restarts(
     ]
 
 
-def select_latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
+def select_latest(groups: Sequence[Group], finished: Sequence[GroupRecord]) -> list[GroupResult]:
     """Return the newest stored row of each group, with any result."""
     newest = {stored.digest: stored for stored in finished}
     return [_make_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 
 
-def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
+def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[GroupRecord]) -> list[GroupRecord]:
     """List stored results that this plan cannot use: with other settings, or of groups that run again; newest first.
 
     Results that this plan does not request, such as another degree, are not listed.
     """
     digests = {group.digest for group in plan.groups}
-    settings = {None, *(group.settings_digest for group in plan.groups)}
-    again = {(group.name, str(group.block)) for group in missing}
+    settings = {group.settings_digest for group in plan.groups}
+    again = {(group.name, group.block) for group in missing}
     return [
         stored
         for stored in reversed(finished)
-        if stored.result.is_finding
+        if _has_finding(stored)
         and stored.digest not in digests
-        and (stored.settings not in settings or (stored.name, stored.block) in again)
+        and (stored.settings_digest not in settings or (stored.name, stored.block) in again)
     ]
 
 
-def _make_row(group: Group, stored: FinishedGroup) -> GroupResult:
-    rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
+def _has_finding(stored: GroupRecord) -> bool:
+    return stored.result is not None and stored.result.is_finding
+
+
+def _make_row(group: Group, stored: GroupRecord) -> GroupResult:
+    assert stored.result is not None
+    rates = json.loads(stored.notes.get("rates", "{}"))
+    tags = {tag: text for name, text in stored.notes.items() if (tag := fact_tag(name)) in _TAGS_OF_A_ROW}
+    marks = {Tag.INVALID: stored.invalid, Tag.FLAG: stored.note}
     return GroupResult(
         group=group,
         result=stored.result,
-        reason=stored.reason or "",
+        reason=stored.reason,
         jobs=tuple(
             JobResult(job=job, result=stored.result, reason="", metrics=rates.get(str(job.index), {}))
             for job in group.jobs
         ),
         metrics=stored.metrics,
-        tags=dict(stored.tags),
+        tags=tags | {tag: text for tag, text in marks.items() if text},
         spool_id=stored.spool_id,
         origin=stored.machine_state,
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipeline.base.domain.layout import SAMPLE_TABLE
 from pipeline.observe.fields import Fields
-from pipeline.record.group_folder import ChildRecord, Clock
+from pipeline.record.group_record import Clock, JobRecord
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
 _ABOUT = b"collocation"  # key in the metadata of a table
@@ -85,7 +85,7 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
     return by_key
 
 
-def select_child_series(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
+def select_child_series(samples: Mapping[SeriesKey, Series], child: JobRecord, fields: Fields) -> dict[str, Series]:
     """Return the series of a job's run: the series of the job and of its device or GPU instance."""
     of_job = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
@@ -122,8 +122,8 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
     return path
 
 
-def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
-    """Read the given fields of a table that `write_table` wrote.
+def read_table(path: Path, fields: Collection[str] | None = None) -> dict[SeriesKey, Series]:
+    """Read the given fields of a table that `write_table` wrote, by default all.
 
     Raises:
         OSError, ValueError, KeyError: the table cannot be read, is damaged, or lacks a column.
@@ -133,7 +133,8 @@ def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
     import pyarrow.parquet as pq
 
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
-    is_selected = pc.field("field").isin(pa.array(fields, pa.string()))  # explicit type: `fields` may be empty
+    # The type is explicit, because `fields` may be empty.
+    is_selected = None if fields is None else pc.field("field").isin(pa.array(fields, pa.string()))
     table = pq.read_table(path, columns=columns, filters=is_selected)
     by_key: dict[SeriesKey, Series] = {}
     for *origin, t_ns, value in zip(*(table[column].to_pylist() for column in columns), strict=True):

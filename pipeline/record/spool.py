@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
-from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.domain.tags import read_facts
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.work_units import ARRIVALS, PARAM
 from pipeline.base.system import locks, secrets, tracking_root
@@ -32,9 +30,9 @@ from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sinks import SampleLog
-from pipeline.observe.table import format_line
-from pipeline.record import group_folder
-from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
+from pipeline.record import group_folder, group_record
+from pipeline.record.group_folder import Amendment
+from pipeline.record.group_record import AnyRun, Clock, GroupRecord, JobRecord, Series
 from pipeline.record.provenance import Origin, join_uncommitted
 from pipeline.record.stored_group import name_script_artifacts
 from pipeline.record.tracking_sender import Sender
@@ -46,7 +44,7 @@ _MASKED = (layout.GROUP, layout.UNCOMMITTED)
 class SpoolRun:
     """One open record; `close` adds the result."""
 
-    def __init__(self, folder: Path, record: Record, sink: SampleLog) -> None:
+    def __init__(self, folder: Path, record: GroupRecord, sink: SampleLog) -> None:
         self.folder, self.sink, self.record = folder, sink, record
 
     @property
@@ -61,12 +59,11 @@ class SpoolRun:
 
     def place(self, slots: Sequence[Slot]) -> None:
         """Record each job's placement: device, GPU instance and share."""
-        children = []
-        for child in self.record.children:
-            slot = slots[child.index]
-            params = {f"placement.{key}": value for key, value in slot.placement.items()}
-            children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
-        self.record = dataclasses.replace(self.record, children=tuple(children))
+        jobs = (
+            dataclasses.replace(job, gi_id=slots[job.index].gi_id, placement=slots[job.index].placement)
+            for job in self.record.jobs
+        )
+        self.record = dataclasses.replace(self.record, jobs=tuple(jobs))
 
     def add_artifact(self, name: str, text: str) -> None:
         """Write a text file as an artifact of the group, with secrets masked."""
@@ -79,17 +76,19 @@ class SpoolRun:
     def close(self, result: GroupResult) -> None:
         """Write the result; afterwards the folder can be sent."""
         now = time.monotonic_ns()
-        tags = _make_ending_tags(result, is_simulated=result.group.device.is_simulated) | result.tags
-        parent = dataclasses.replace(
-            self.record.parent,
-            status=result.result.mlflow_status,
-            end_ns=now,
-            tags=self.record.parent.tags | {key: value for key, value in tags.items() if value},
-            metrics=result.metrics,
-        )
         by_index = {job.job.index: job for job in result.jobs}
-        children = tuple(_close_child(child, by_index.get(child.index), result, now) for child in self.record.children)
-        self.record = dataclasses.replace(self.record, state="closed", parent=parent, children=children)
+        if series := {str(index): job.series for index, job in by_index.items() if job.series}:
+            group_folder.write_json(self.folder / layout.SERIES, series)
+        notes = read_facts(result.tags)
+        invalid, note = notes.pop("invalid", ""), notes.pop("flag", "")
+        closed: GroupRecord = _add_ending(self.record, result, {}, now)
+        self.record = dataclasses.replace(
+            closed,
+            invalid=invalid,
+            note=note,
+            notes=closed.notes | {key: text for key, text in notes.items() if text},
+            jobs=tuple(_close_job(job, by_index.get(job.index), result, now) for job in self.record.jobs),
+        )
         group_folder.write(self.folder, self.record)
 
 
@@ -222,43 +221,15 @@ def _make_record(
     facts: dict[str, str],
     interpreters: Mapping[Spec, Interpreter],
     origins: Mapping[str, Origin],
-) -> Record:
-    spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
-    common: dict[str, str] = {
-        Tag.STUDY: study,
-        Tag.BLOCK: str(group.block),
-        **({Tag.BASELINE_RUN: str(group.run)} if group.run > 1 else {}),
-        Tag.SHARD: str(group.shard),
-        **({Tag.CASE: str(group.case)} if group.case else {}),
-        Tag.SCENARIO: group.scenario,
-        Tag.GPU_UUID: group.device.uuid,
-        Tag.DEVICE: group.device.name,
-        **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
-        **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
-        **{fact_tag(key): value for key, value in (facts | group.device.facts.as_texts()).items()},
-        **_make_ui_tags(facts),
-    }
-    of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
-    # A tag that is equal in all jobs becomes a tag of the group.
-    shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
-    parent_tags = (
-        common
-        | dict(shared)
-        | {
-            Tag.ROLE: GROUP,
-            Tag.DIGEST: group.digest,
-            Tag.KEY: group.key,
-            Tag.PROGRAM_DIGEST: group.program_digest,
-            Tag.SETTINGS: group.settings_digest,
-            Tag.PLANNED: json.dumps(secrets.mask({"settings": group.settings, "options": group.options})),
-            Tag.SPOOL_ID: spool_id,
-        }
-    )
+) -> GroupRecord:
+    now = time.monotonic_ns()
+    of_scripts = {script: origins[script].facts for script in _list_scripts(group, origins)}
+    # A fact that is equal in all jobs becomes a fact of the group.
+    shared = set.intersection(*(set(values.items()) for values in of_scripts.values())) if of_scripts else set()
     environments = {spec: {"environment_digest": interpreter.lock_digest} for spec, interpreter in interpreters.items()}
-    children = tuple(
-        ChildRecord(
+    jobs = tuple(
+        JobRecord(
             name=job.name,
-            status="RUNNING",
             start_ns=now,
             params={
                 "workload": job.workload.name,
@@ -266,30 +237,43 @@ def _make_record(
                 **dict(job.workload.params),
                 **({ARRIVALS: str(job.arrivals)} if job.workload.is_rate_given else {}),
             },
-            tags=common
-            | of_scripts.get(job.workload.script, {})
-            | {
-                Tag.ROLE: JOB,
-                Tag.WORKLOAD_DIGEST: job.workload.digest,
-                Tag.PROGRAM_DIGEST: job.workload.program_digest,
-            }
-            | ({Tag.SIZE: job.size} if job.size else {})
-            | ({Tag.CO_RUNNER: "true"} if job.is_co_runner else {}),
+            facts=dict(of_scripts.get(job.workload.script, {})),
             index=job.index,
-            gi_id=None,
+            digest=job.workload.digest,
+            program_digest=job.workload.program_digest,
+            size=job.size or None,
+            is_co_runner=job.is_co_runner,
             is_gpu=group.device.is_gpu,
         )
         for job in group.jobs
     )
-    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_make_params(group), tags=parent_tags)
-    clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
-    return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
-
-
-def _make_ui_tags(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags for MLflow's built-in columns; its Source column shows the text after the last slash."""
-    program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
-    return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
+    return GroupRecord(
+        spool_id=uuid.uuid4().hex,
+        experiment=group.experiment,
+        clock=Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns()),
+        name=group.name,
+        start_ns=now,
+        params=_make_params(group),
+        facts=facts | group.device.facts.as_texts() | dict(shared),
+        jobs=jobs,
+        study=study,
+        scenario=group.scenario,
+        device=group.device.name,
+        gpu_uuid=group.device.uuid,
+        is_simulated=group.device.is_simulated,
+        profiler="" if group.profiler.is_none else group.profiler.name,
+        block=group.block,
+        baseline_run=group.run,
+        shard=group.shard,
+        case=group.case,
+        digest=group.digest,
+        key=group.key,
+        program_digest=group.program_digest,
+        settings_digest=group.settings_digest,
+        settings=group.settings,
+        options=json.loads(json.dumps(group.options)),
+        window=group.window,
+    )
 
 
 def _make_params(group: Group) -> dict[str, str]:
@@ -344,37 +328,32 @@ def _encode_group(group: Group) -> str:
     return json.dumps(masked | {"key": group.key}, indent=1)  # masking would replace this digest
 
 
-def _make_ending_tags(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
-    marks = row.marks if isinstance(row, GroupResult) else NO_MARKS
-    return {
-        Tag.RESULT: row.result.value,
-        Tag.REASON: row.reason,
-        Tag.DESCRIPTION: format_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
-    }
+def _add_ending(run: AnyRun, ending: GroupResult | JobResult, series: Series, now: int) -> AnyRun:
+    not_finite = group_record.list_not_finite(ending.metrics, series)
+    return dataclasses.replace(
+        run,
+        result=ending.result,
+        reason=ending.reason,
+        end_ns=now,
+        metrics=group_record.collect_metrics(ending.metrics, series),
+        notes=run.notes | ({"not_finite": ", ".join(not_finite)} if not_finite else {}),
+    )
 
 
-def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
+def _close_job(record: JobRecord, job: JobResult | None, group: GroupResult, now: int) -> JobRecord:
     if job is None:
         ending = endings.judge_absent_job(group.result)
-        tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
-        return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
-    facts: dict[str, object] = {
-        **_make_ending_tags(job, is_simulated=group.group.device.is_simulated),
-        Tag.EXIT_STATUS: job.exit_status,
-        Tag.PID: job.pid,
-        # Monotonic instants: spans of the same boot can be compared to the nanosecond.
-        Tag.START_NS: job.start_ns,
-        Tag.END_NS: job.end_ns,
-    }
+        return dataclasses.replace(record, result=ending.result, reason=ending.reason, end_ns=now)
     return dataclasses.replace(
-        child,
-        status=job.result.mlflow_status,
-        start_ns=child.start_ns if job.start_ns is None else job.start_ns,
+        _add_ending(record, job, job.series, now),
+        start_ns=record.start_ns if job.start_ns is None else job.start_ns,
         end_ns=now if job.end_ns is None else job.end_ns,
-        params=child.params
+        params=record.params
         | ({PARAM: job.work_unit} if job.work_unit else {})
         | {f"job.{key}": value for key, value in job.params.items()},
-        tags=child.tags | {key: str(value) for key, value in facts.items() if value not in (None, "")},
-        metrics=job.metrics,
-        series=job.series,
+        exit_status=job.exit_status,
+        pid=job.pid,
+        # Monotonic instants: spans of the same boot can be compared to the nanosecond.
+        work_start_ns=job.start_ns,
+        work_end_ns=job.end_ns,
     )

@@ -20,6 +20,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW
 from pipeline.record import group_folder
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.sample_series import Series
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fi
         )
 
 
-def make_trace(
-    record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
-) -> dict[str, Any]:
+def make_trace(record: GroupRecord, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> dict[str, Any]:
     """Return the trace of a group that has at least one phase; instants are relative to the group's beginning."""
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
@@ -70,7 +69,7 @@ def make_trace(
         "otherData": {
             "group": group.name,
             "experiment": group.experiment,
-            "study": record.parent.tags.get(Tag.STUDY, ""),
+            "study": record.study,
             "host": platform.node(),
             "simulated": device.is_simulated,
             "begin_ns": begin_ns,

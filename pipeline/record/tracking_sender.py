@@ -29,8 +29,9 @@ from pipeline.base.system.errors import TrackingError
 if TYPE_CHECKING:
     from pipeline.base.domain.records import Plan
     from pipeline.observe.study_progress import PastGroup
+    from pipeline.record.group_record import GroupRecord
     from pipeline.record.shards.slurm_arrays import Submission
-    from pipeline.record.stored_group import FinishedGroup, Original
+    from pipeline.record.stored_group import Original
 
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
@@ -141,14 +142,12 @@ class Sender:
         assert self._store is not None
         return _check(self._store)
 
-    def find_finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
-        """Return the finished groups of an experiment in the open store or in `store`, which is only read."""
-        from pipeline.base.domain.records import Result
-        from pipeline.record.stored_group import FinishedGroup
+    def find_finished(self, experiment: str, store: str | None = None) -> list[GroupRecord]:
+        """Return the ended groups of an experiment, without jobs, in the open store or in `store`, only read."""
+        from pipeline.record.group_record import decode
 
         request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
-        groups = self._call(request)["groups"]
-        return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
+        return [decode(group) for group in self._call(request)["groups"]]
 
     def close_lost(self, plan: Plan, shard: int) -> list[str]:
         """Close runs of a shard that earlier attempts did not close, and return the names of their groups.
@@ -175,9 +174,10 @@ class Sender:
 
     def recall(self, run_id: str, store: str) -> Original:
         """Return the group with this run id; the run may also be one of the group's jobs."""
+        from pipeline.base.system import json_decoder
         from pipeline.record.stored_group import Original
 
-        return Original(**self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
+        return json_decoder.decode(Original, self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 
     def begin(self, folder: Path) -> None:
         """Create the group's runs without waiting; MLflow's UI shows them as running."""

@@ -35,13 +35,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import layout
-from pipeline.base.mlflow_internals import database_tables
-from pipeline.base.system import interrupts, secrets
+from pipeline.base.system import interrupts, json_decoder, secrets
 from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
-from pipeline.record import group_folder
+from pipeline.record import group_folder, group_record
 from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submission
-from pipeline.record.store import results
+from pipeline.record.store import local_store, results
 from pipeline.record.store.local_store import Store, describe_error, open_store
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
@@ -104,11 +103,11 @@ class RequestHandler:
         match request:
             case {"op": "finished", "experiment": str(experiment), **where}:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
-                return {"groups": [dataclasses.asdict(group) for group in finished]}
+                return {"groups": json_decoder.encode(finished)}
             case {"op": "ran", "store": str(where_it_is)}:
                 return {"groups": [dataclasses.asdict(ran) for ran in results.find_past_groups(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
-                return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
+                return {"group": json_decoder.encode(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
     def send(self, folder: Path) -> RunIds | None:
@@ -131,11 +130,11 @@ class RequestHandler:
 
     def describe_target(self, folder: Path) -> str:
         """Return the URI or folder of the store to which a group is sent."""
-        return self._for_all or group_folder.read(folder).uri or str(self._root)
+        return self._for_all or group_record.read(folder).uri or str(self._root)
 
     def close_for_dead_owner(self) -> None:
         """Close and send groups that were begun but not closed because their orchestrator was killed."""
-        abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
+        abandoned = [folder for folder in self._begun if folder.exists() and not group_record.read(folder).is_closed]
         # The spool is derived from the requested paths: the root may have another spelling because of a link.
         for spool_root in {folder.parents[1] for folder in abandoned}:
             for folder in group_folder.survey(spool_root).ready:
@@ -168,7 +167,7 @@ class RequestHandler:
 
 def _is_for_local_store(path: Path) -> bool:
     with suppress(TrackingError):
-        return (group_folder.read(path) if path.is_dir() else group_folder.read_amendment(path)).uri is None
+        return (group_record.read(path) if path.is_dir() else group_folder.read_amendment(path)).uri is None
     return False
 
 
@@ -209,7 +208,7 @@ def format_error(error: Exception) -> str:
 def import_mlflow(*, with_database: bool) -> None:
     """Import MLflow, which takes 2 s, while the orchestrator prepares the study; access no store."""
     gc.disable()  # nearly all objects remain alive: garbage collection takes a fifth of the time
-    database_tables.import_all(with_database=with_database)
+    local_store.import_mlflow(with_database=with_database)
     with suppress(ModuleNotFoundError):
         importlib.import_module("pyarrow.parquet")
     gc.freeze()

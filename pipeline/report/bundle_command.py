@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.command_parser import CommandParser
-from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.record.store import bundle
+from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.record.store.store_access import open_named
 
 COMMAND = "export"
@@ -20,19 +21,21 @@ def main(argv: Sequence[str]) -> int:
     """Write the bundle of an experiment and print its size; return the exit status."""
     options = _parser().parse_args(argv)
     try:
-        num_runs = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
+        if is_bundle(options.root) and options.uri is None:
+            raise ConfigError(f"{options.root} is a bundle already; set --root to the folder of a store")
+        num_groups = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     size_mb = options.out.stat().st_size / 1e6
-    sys.stdout.write(f"{options.out}: {num_runs} runs of experiment {options.experiment}, {size_mb:.2f} MB\n")
+    sys.stdout.write(f"{options.out}: {num_groups} groups of experiment {options.experiment}, {size_mb:.2f} MB\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
-        description="Write the runs and artifacts of a study to one file (tar.xz), which every command reads in place "
+        description="Write the groups of a study to one file (tar.xz), which every command reads in place "
         "of a store: --root FILE. The file does not name folders, users and hosts of the machine.",
     )
     parser.add_argument("--experiment", default=tracking_root.EXPERIMENT, metavar="NAME", help="tracking.experiment")
@@ -41,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "--root",
         type=Path,
         default=tracking_root.DEFAULT,
-        help=f"folder of a local store, or an older bundle (default: {tracking_root.DEFAULT})",
+        help=f"folder of a local store (default: {tracking_root.DEFAULT})",
     )
     source.add_argument("--uri", help="URI of a tracking server")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as study.tar.xz")

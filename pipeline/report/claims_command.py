@@ -14,7 +14,7 @@ from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.record.store import bundle
+from pipeline.record.store import bundle_reader
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.selector import EvaluatedStudy, NoFigureError
 from pipeline.report.page.claims import (
@@ -150,7 +150,7 @@ def _evaluate(*files: Path) -> EvaluatedStudy:
     for file in files:
         if not file.is_file():
             raise ConfigError(f"{file} does not exist; export the study again")
-    experiment, _ = bundle.load_runs(files[0].absolute())
+    experiment, _ = bundle_reader.read_records(files[0].absolute())
     return EvaluatedStudy(rows.read(files, experiment, pools_hosts=len(files) > 1))
 
 

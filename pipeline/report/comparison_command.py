@@ -23,7 +23,6 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
-from pipeline.record.store.store_access import open_named
 from pipeline.report.evaluate.comparison import (
     CaseChange,
     Change,
@@ -210,7 +209,7 @@ def _read_study(source: str, experiment: str, start: str, device: str) -> Study:
 
 
 def _find_experiment(store: Path | str) -> str:
-    names = sorted(set(list_experiments(open_named(store))) - {_NO_EXPERIMENT})
+    names = sorted(set(list_experiments(store)) - {_NO_EXPERIMENT})
     if len(names) != 1:
         listed = f"the experiments {', '.join(names)}" if names else "no experiment"
         raise ConfigError(f"{store} has {listed}; choose one with {_EXPERIMENT}")

@@ -13,8 +13,8 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import PastGroup
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.shards import overview
-from pipeline.record.stored_group import FinishedGroup
 from pipeline.study import summary
 from pipeline.study.reproduce import unused_results
 from pipeline.study.study_request import StudyRequest
@@ -44,7 +44,8 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
         results = [
             group_run
             for group_run in finished
-            if group_run.digest not in request.planned and on_other_models not in group_run.plans_any_gpu
+            if group_run.digest not in request.planned
+            and all(facts.get("plan_any_gpu") != on_other_models for facts in group_run.plan_facts)
         ]
         for line in unused_results.explain(
             plan, groups, results, inventory, lambda run_id: sender.recall(run_id, store)
@@ -89,13 +90,11 @@ def assign_to_plan(request: StudyRequest, plan: Plan, rows: Sequence[GroupResult
 
 
 def _take_over(
-    request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]
+    request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[GroupRecord]
 ) -> None:
     """Tag results that this plan has, and that ran in other plans, as results of this plan, too."""
     assert request.sender is not None
-    of_others = {
-        group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans[-1:]
-    }
+    of_others = {group.spool_id: group.run_id for group in finished if group.plan_facts[-1].get("plan") != plan.digest}
     shards_of_runs = {of_others[row.spool_id]: row.group.shard for row in known if row.spool_id in of_others}
     if shards_of_runs:
         facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked_command}
@@ -115,7 +114,7 @@ def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
 
 
 def _find_remaining(
-    request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
+    request: StudyRequest, plan: Plan, finished: Sequence[GroupRecord]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
     return resume.select_remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.domain.tags import GROUP, JOB, PREFIX, restore_names
+from pipeline.base.domain.tags import GROUP, JOB, PREFIX
 from tests import fail_everywhere
 
 _OF_EXPERIMENT = "FROM runs JOIN experiments USING (experiment_id) {} WHERE experiments.name = '{}'"
@@ -57,8 +57,9 @@ def read_runs(database: Path, experiment: str) -> list[StoredRun]:
         if str(run_id) in runs:  # and has not begun since
             runs[str(run_id)].tags[str(key)] = str(value)
     for run in runs.values():
-        restore_names(run.tags)
-        run.tags = {key.removeprefix(PREFIX): value for key, value in run.tags.items()}
+        # Tags for programs have the prefix of MLflow's own tags.
+        names = {key: key.removeprefix("mlflow.") for key in run.tags if key.startswith(f"mlflow.{PREFIX}")}
+        run.tags = {names.get(key, key).removeprefix(PREFIX): value for key, value in run.tags.items()}
     of_metrics = "JOIN latest_metrics metric USING (run_uuid)"
     for run_id, key, metric in select("runs.run_uuid, metric.key, metric.value", of_metrics, " AND NOT metric.is_nan"):
         if str(run_id) in runs:

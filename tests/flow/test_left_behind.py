@@ -19,7 +19,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mps import mps_daemon
-from pipeline.record import group_folder
+from pipeline.record import group_record
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Clients, Driver
@@ -134,7 +134,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
     try:
         wait_for(are_training, study)
         (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
-        scratch = leftovers.scratch_path(group_folder.read(record.parent).spool_id)
+        scratch = leftovers.scratch_path(group_record.read(record.parent).spool_id)
         code, text = a100.ask("status")
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text
@@ -231,7 +231,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
     wait_for(lambda: len(a100.gpu.processes) == 2, study)
     (record,) = a100.folder.glob("other/spool/*/*/record.json")
-    mark = group_folder.read(record.parent).spool_id
+    mark = group_record.read(record.parent).spool_id
     kill_with_its_sender(study)
     assert a100.gpu.mig_current
     assert processes.list_marked(mark)
@@ -249,7 +249,7 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
 
     def marks() -> list[str]:
         """Of the daemons of this study alone: tests of MPS may run beside this one."""
-        records = [group_folder.read(path.parent) for path in tmp_path.glob("mlruns/spool/*/*/record.json")]
+        records = [group_record.read(path.parent) for path in tmp_path.glob("mlruns/spool/*/*/record.json")]
         return [f"mps:{leftovers.scratch_path(record.spool_id)}/mps/pipe" for record in records]
 
     def pids(of: Sequence[str]) -> list[int]:

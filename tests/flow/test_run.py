@@ -19,7 +19,7 @@ import pytest
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.record import group_folder
+from pipeline.record import group_record
 from tests.support.forks import Process
 from tests.support.run_cases import SHORT, TOY, groups
 
@@ -38,7 +38,7 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
         for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
             events = list(record.parent.glob("jobs/*/events.jsonl"))
             if len(events) == 2 and all('"started"' in file.read_text() for file in events):
-                yield group_folder.read(record.parent).spool_id
+                yield group_record.read(record.parent).spool_id
                 return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)

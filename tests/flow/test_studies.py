@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from pipeline.base.domain.tags import PREFIX, restore_names
+from pipeline.base.domain.tags import PREFIX
 from pipeline.record.tracking_sender import Sender
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import KeptRows
@@ -22,8 +22,7 @@ FIGURES = ("throughput", "makespan", "num_samples", "loss")
 
 
 def facts(run):
-    tags = dict(run.data.tags)
-    restore_names(tags)  # MLflow's page hides some
+    tags = {key.removeprefix("mlflow."): value for key, value in run.data.tags.items()}  # MLflow's page hides some
     tags = {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
     kept = {key: value for key, value in tags.items() if key not in PASSING and not key.endswith("_ns")}
     metrics = {name for name in run.data.metrics if name.startswith(FIGURES)}

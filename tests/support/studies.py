@@ -26,9 +26,10 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system import user_command
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import command_line
-from pipeline.record import group_folder, invocation
-from pipeline.record.group_folder import RunRecord
+from pipeline.record import group_folder, group_record, invocation
+from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.invocation import Invocation
+from pipeline.record.store import run_tags
 from pipeline.study import execution
 from tests.support import experiments
 
@@ -119,20 +120,22 @@ class KeptRows:
         return []
 
     def begin(self, folder: Path) -> None:
-        assert group_folder.read(folder).state == "open"
+        assert not group_record.read(folder).is_closed
 
     def send(self, folder: Path) -> None:
-        record = group_folder.read(folder)
-        assert record.state == "closed"
+        record = group_record.read(folder)
+        assert record.is_closed
         kept = self.folder / f"{folder.parent.name}-{folder.name}"
         self.folder.mkdir(exist_ok=True)
         folder.rename(kept)
-        jobs = [_row(child, kept / child.folder, child.series, index=child.index) for child in record.children]
-        self.groups[record.spool_id] = _row(record.parent, kept), jobs
+        series = group_record.read_series(kept)
+        jobs = [_job_row(record, job, kept, series.get(str(job.index), {})) for job in record.jobs]
+        data = Data(run_tags.make_group_tags(record), dict(record.params), dict(record.metrics), {})
+        self.groups[record.spool_id] = Row(Info(record.name, record.status), data, kept), jobs
         self.runs[folder] = record.spool_id
         self.failed[folder] = {
             str(child.index): f"file://{urllib.parse.quote(str(kept / child.folder))}"
-            for child in record.children
+            for child in record.jobs
             if child.status == "FAILED"
         }
 
@@ -148,10 +151,9 @@ class KeptRows:
         group_folder.remove_amendment(file, amendment)
 
 
-def _row(run: RunRecord, folder: Path, series: dict[str, Any] | None = None, index: int | None = None) -> Row:
-    tags = {str(key): value for key, value in run.tags.items()} | ({} if index is None else {Tag.INDEX: str(index)})
-    last = {name: points[-1][2] for name, points in (series or {}).items() if points}  # the last value, as in MLflow
-    return Row(Info(run.name, run.status), Data(tags, dict(run.params), last | run.metrics, series or {}), folder)
+def _job_row(group: GroupRecord, job: JobRecord, folder: Path, series: group_record.Series) -> Row:
+    tags = run_tags.make_job_tags(group, job) | {Tag.INDEX: str(job.index)}
+    return Row(Info(job.name, job.status), Data(tags, job.all_params, dict(job.metrics), series), folder / job.folder)
 
 
 def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag, stored_name
-from pipeline.record import group_folder
-from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
-from pipeline.record.store.local_store import make_database_uri
+from pipeline.base.domain.window import Window, WindowKind
+from pipeline.record import group_folder, group_record
+from pipeline.record.group_record import Clock, GroupRecord, JobRecord
+from pipeline.record.store import results, upload
+from pipeline.record.store.local_store import make_database_uri, open_store
 from tests.support import forks
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -57,59 +61,68 @@ def runs_of(tracking: Any, experiment: str = EXPERIMENT) -> list[Any]:
     return [] if found is None else list(tracking.search_runs([found.experiment_id]))
 
 
-def tags_of(role: str, number: int = 1, result: str | None = "ok") -> dict[str, str]:
-    tags = {"collocation.role": role, "collocation.digest": f"digest{number}", "collocation.scenario": "mig"}
-    return tags if result is None else tags | {"collocation.result": result}
-
-
-def child(index: int, num_series: int = 1, num_points: int = 3, **changes: Any) -> ChildRecord:
-    series = {
-        f"series_{k}": [(step, START + step * SECOND, k + step / 10) for step in range(num_points)]
-        for k in range(num_series)
-    }
+def child(index: int, **changes: Any) -> JobRecord:
+    """Return the record of a job that ended well after a minute."""
     fields: dict[str, Any] = {
         "name": f"{index}-toy",
-        "status": "FINISHED",
+        "result": Result.OK,
         "start_ns": START,
         "end_ns": START + 60 * SECOND,
         "params": {"workload": "toy"},
-        "tags": tags_of("job"),
+        "digest": "workload",
         "metrics": {"throughput_samples_per_s": 10.5 + index},
         "index": index,
-        "gi_id": None,
-        "is_gpu": True,
-        "series": series,
     }
-    return ChildRecord(**fields | changes)
+    return JobRecord(**fields | changes)
 
 
-def record(children: tuple[ChildRecord, ...], number: int = 1, **changes: Any) -> Record:
-    parent = RunRecord(
-        name=f"group {number}",
-        status="FINISHED",
-        start_ns=START,
-        end_ns=START + 61 * SECOND,
-        params={"degree": str(len(children))},
-        tags=tags_of("group", number),
-        metrics={"makespan_s": 60.25},
-    )
+def record(children: tuple[JobRecord, ...], number: int = 1, **changes: Any) -> GroupRecord:
+    """Return the record of a group that ended well after its jobs."""
     fields: dict[str, Any] = {
+        "name": f"group {number}",
+        "result": Result.OK,
+        "start_ns": START,
+        "end_ns": START + 61 * SECOND,
+        "params": {"degree": str(len(children)), "scenario": "mig", "jobs": "toy"},
+        "metrics": {"makespan_s": 60.25},
         "spool_id": uuid.uuid4().hex,
         "experiment": EXPERIMENT,
         "clock": CLOCK,
-        "parent": parent,
-        "children": children,
-        "state": "closed",
+        "jobs": children,
+        "scenario": "mig",
+        "digest": f"digest{number}",
+        "key": f"key{number}",
+        "settings": {"device": "GPU", "window": "steady, 5 s after 1 s"},
+        "window": Window(kind=WindowKind.STEADY, seconds=5, settle_s=1),
     }
-    return Record(**fields | changes)
+    return GroupRecord(**fields | changes)
 
 
-def as_running(ended: Record) -> Record:
+def as_running(ended: GroupRecord) -> GroupRecord:
     """Return the record as it was while the group ran."""
-    of_its_end = ("collocation.result", "mlflow.note.content")
-    tags = {key: value for key, value in ended.parent.tags.items() if key not in of_its_end}
-    parent = dataclasses.replace(ended.parent, status="RUNNING", end_ns=None, metrics={}, tags=tags)
-    return dataclasses.replace(ended, state="open", parent=parent)
+    return replace(ended, result=None, end_ns=None, metrics={})
+
+
+def series(num_series: int = 1, num_points: int = 3) -> group_record.Series:
+    """Return series with a point a second."""
+    return {
+        f"series_{k}": [(step, START + step * SECOND, k + step / 10) for step in range(num_points)]
+        for k in range(num_series)
+    }
+
+
+def store_groups(root: Path, *groups: GroupRecord) -> list[GroupRecord]:
+    """Send groups to a local store, and return their records as they are stored."""
+    store = open_store(root)
+    for number, group in enumerate(groups, 1):
+        folder = make_spool(root, group, f"{number:04d}-stored")
+        if group.is_closed:
+            upload.send(lambda _: store, folder, series_points=100)
+        else:
+            upload.begin(lambda _: store, folder)
+            shutil.rmtree(folder)
+    by_id = {group.spool_id: group for group in results.read_stored_groups(store, groups[0].experiment)}
+    return [by_id[group.spool_id] for group in groups]
 
 
 def by_name(tracking: Any) -> dict[str, Any]:
@@ -142,10 +155,15 @@ def content(tracking: Any) -> dict[str, Any]:
     }
 
 
-def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
-    """Create a spool folder without an owner, with the files that every job writes."""
+def make_spool(
+    root: Path,
+    content: GroupRecord,
+    name: str = "0001-mig",
+    all_series: Mapping[str, group_record.Series] | None = None,
+) -> Path:
+    """Create a spool folder without an owner, with the files that every job writes, and series by the job's index."""
     folder = root / "spool" / "study" / name
-    for one in content.children:
+    for one in content.jobs:
         job = folder / one.folder
         job.mkdir(parents=True)
         (job / "job.json").write_text("{}")
@@ -155,6 +173,13 @@ def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
     (folder / "artifacts").mkdir(parents=True)
     (folder / "artifacts" / "config.yaml").write_text("degree: 2\n")
     (folder / "lock").touch()
+    if all_series:
+        group_folder.write_json(folder / "series.json", all_series)
+        jobs = (
+            replace(job, metrics=group_record.collect_metrics(job.metrics, all_series.get(str(job.index), {})))
+            for job in content.jobs
+        )
+        content = replace(content, jobs=tuple(jobs))
     group_folder.write(folder, content)
     return folder
 

@@ -41,11 +41,8 @@ NO_MARKS = Marks()
 
 
 def read_marks(tags: Mapping[str, str]) -> Marks:
-    """Read the marks of a row from its tags.
-
-    Rows of earlier versions have an extra tag for stalled jobs, whose text is also in the notes.
-    """
-    invalid = tags.get(Tag.INVALID) or tags.get(Tag.STALLED, "")
+    """Read the marks of a row from its tags."""
+    invalid = tags.get(Tag.INVALID, "")
     repeated = invalid.split(_SEPARATOR)
     return Marks(invalid, join(part for part in tags.get(Tag.FLAG, "").split(_SEPARATOR) if part not in repeated))
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-
-from pipeline.base.domain import stored_names
 
 PREFIX = "collocation."
 GROUP, JOB, REPORT = "group", "job", "report"
@@ -49,7 +46,6 @@ class Tag(StrEnum):
     REASON = f"{PREFIX}reason"
     INVALID = f"{PREFIX}invalid"  # reason why a row is excluded from comparisons; read by `base/domain/marks.py`
     FLAG = f"{PREFIX}flag"  # notes on the figures of a row
-    STALLED = f"{PREFIX}stalled"  # from earlier versions: the notes that excluded a row as a baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: per job, by index
     FIRST_LOSS_BITS = f"{PREFIX}first_loss_bits"  # JSON: per job, by index, float32 in hexadecimal
     FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # JSON: per job, by index
@@ -93,17 +89,6 @@ def read_facts(tags: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 
-def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the facts of a run in each plan: first its own plan, then the plans that reuse it, oldest first."""
-    return [dict(facts), *({**facts, **later} for later in list_later_plans(facts))]
-
-
-def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the facts of a run that differ in each plan that reuses it, oldest first."""
-    plans = json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]"))
-    return [stored_names.rename(plan, stored_names.FACTS) for plan in plans]
-
-
 _NOT_SHOWN = "mlflow."
 """Prefix of tags that MLflow's pages do not show."""
 _OF_PROGRAMS = frozenset(
@@ -121,17 +106,3 @@ def stored_name(tag: str) -> str:
     """Return the stored name of a tag: MLflow does not show tags for programs."""
     is_of_programs = tag in _OF_PROGRAMS or _DIGEST_OF_ENVIRONMENT.fullmatch(tag) is not None
     return f"{_NOT_SHOWN}{tag}" if is_of_programs else str(tag)
-
-
-def has_old_names(tags: Mapping[str, str]) -> bool:
-    """Return whether an earlier version wrote a run, whose params and metrics then have old names as well."""
-    return fact_tag("plan_unit") in tags
-
-
-def restore_names(tags: dict[str, str]) -> None:
-    """Replace stored tag names by the names of `Tag`, under which earlier versions stored all tags."""
-    for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
-        tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)
-    for old, new in stored_names.FACTS.items():
-        if fact_tag(old) in tags:
-            tags[fact_tag(new)] = tags.pop(fact_tag(old))

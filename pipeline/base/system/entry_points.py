@@ -28,7 +28,7 @@ PROGRAMS = {
     "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",
     "tracking": "show how far a study is; send its spool, import a study, upgrade or move its store",
-    "importer": "turn an experiment of radT or CARMA into one of this project",
+    "importer": "turn an experiment of radT into one of this project",
     "timeline": "write a study as a trace for Perfetto",
     "schema": "print a JSON schema of experiment files, for editors",
 }

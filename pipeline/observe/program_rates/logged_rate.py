@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pipeline.base.domain import layout, rate_text
 from pipeline.base.domain.metric_unit import UnreadableError
+from pipeline.base.domain.script_runs import read_script_runs
 from pipeline.base.domain.workload import RateSource
-from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import format_count, list_first
 from pipeline.launch.events import Events, read_shown_lines

@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout, machine_state
+from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag, list_facts_by_plan
 from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.group_folder import RunRecord
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.invocation import spell_resume_command
 from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
 from pipeline.record.shards.group_runs import GroupRun
@@ -25,11 +24,6 @@ from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content
 from pipeline.record.store.local_store import is_server
 
-_FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_shards", "plan_shard", "taken_over_by", "digest", "result"),
-    *("device", "host", "user", "command_line", "slurm_task", "shard", "other_gpus", "simulated", "spool_id"),
-    *machine_state.FACTS,
-)
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("shard", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
@@ -189,20 +183,20 @@ def parse_sizes(text: str) -> list[int]:
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
-def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
+def _read_spooled(root: Path, experiment: str) -> dict[str, GroupRecord]:
     """Return the ended groups of an experiment in the spool, by spool id; the store may show them as running."""
     ended = group_folder.read_ended(root / layout.SPOOL)
-    return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
+    return {record.spool_id: record for record in ended if record.experiment == experiment}
 
 
-def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
+def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, GroupRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
     A model without a group has an empty list. A GPU alone and the same GPU with other busy GPUs count as two models.
     """
     planned = [
         _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in group_runs.read_groups(where, experiment, _FACTS)
+        for run in group_runs.read_groups(where, experiment)
         for facts in _split_by_study(run)
     ]
     if not planned:
@@ -224,7 +218,8 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
 
 
 def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    newest_first = reversed([facts for facts in list_facts_by_plan(run.facts) if "plan_shards" in facts])
+    plans = [run.facts, *({**run.facts, **later} for later in run.later_plans)]
+    newest_first = reversed([facts for facts in plans if "plan_shards" in facts])
     by_study: dict[str, Mapping[str, str]] = {}
     for facts in newest_first:
         by_study.setdefault(_identify_study(facts), facts)
@@ -279,12 +274,10 @@ def _make_parts(
     return parts
 
 
-def _update_from_spool(run: GroupRun, record: RunRecord | None) -> GroupRun:
-    if record is None:
+def _update_from_spool(run: GroupRun, record: GroupRecord | None) -> GroupRun:
+    if record is None or record.result is None:
         return run
-    return dataclasses.replace(
-        run, status=record.status, facts={**run.facts, "result": record.tags.get(Tag.RESULT, "")}
-    )
+    return dataclasses.replace(run, status=record.status, facts={**run.facts, "result": record.result.value})
 
 
 def _make_line_key(shard: Shard) -> tuple[str, str, str, int]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline.base.domain import stored_names
 from pipeline.base.domain.tags import PREFIX
 from pipeline.base.system import user_command
 from pipeline.record.store.content import split_command
@@ -77,5 +76,5 @@ def _read(store: Store, experiment: str) -> Submission | None:
     if stored is None or TAG not in stored.tags:
         return None
     with suppress(ValueError, TypeError):  # written by another version
-        return Submission(**stored_names.rename(json.loads(stored.tags[TAG]), stored_names.SUBMISSION))
+        return Submission(**json.loads(stored.tags[TAG]))
     return None

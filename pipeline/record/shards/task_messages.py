@@ -21,8 +21,7 @@ _NUMBER = re.compile(r"\d+")
 START = "start "
 """First word of the output of each start of a task; a requeued task starts again."""
 
-# An earlier version printed "unit" instead of "shard".
-_START = re.compile(rf"{START}\d+ of (?:shard|unit) \d+ on ")
+_START = re.compile(rf"{START}\d+ of shard \d+ on ")
 _ERROR = re.compile(
     r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # of the project, Slurm and shells
     r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback

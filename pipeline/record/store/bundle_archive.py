@@ -1,8 +1,10 @@
 """The archive of a bundle: written once per content, and extracted only as its manifest lists it.
 
-The first file, `manifest.json`, has the version, the experiment, and the size and SHA-256 digest of every other file.
-A file with the content of an earlier one is a hard link to it. An archive may come from a stranger: names, kinds of
-entries, sizes and digests are checked, and neither memory nor disk is used beyond the sizes in the manifest.
+The first file, `manifest.json`, has the version, the experiment, and the size and SHA-256 digest of every other file;
+the records of the groups follow it. A group's folder has the layout of the spool, with tables in place of raw files:
+`groups/RUN_ID/record.json`, `artifacts/` and `jobs/INDEX/`. A file with the content of an earlier one is a hard link to
+it. An archive may come from a stranger: names, kinds of entries, sizes and digests are checked, and neither memory nor
+disk is used beyond the sizes in the manifest.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from pipeline.base.domain import layout
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
+from pipeline.record.group_record import make_refusal
 
-VERSION = 1
-RUNS = "runs.jsonl"
+VERSION = 2
+GROUPS = "groups"
 _KIND, _MANIFEST = "collocation bundle", "manifest.json"
 _MOST_FILES, _MOST_BYTES, _MOST_MANIFEST_BYTES, _MOST_MEMORY = 200_000, 1 << 32, 1 << 26, 1 << 27
 _HEADER_BYTES = 1 << 18
 """Most bytes of the headers of one entry, with those that tarfile reads ahead."""
-_ARTIFACT = re.compile(r"artifacts/[0-9a-f]{32}/.+")
+_FILE = re.compile(rf"{GROUPS}/[0-9a-f]{{32}}/({layout.RECORD}|{layout.ARTIFACTS}/.+|{layout.JOBS}/[0-9]+/.+)")
+_RECORD = re.compile(rf"{GROUPS}/[0-9a-f]{{32}}/{layout.RECORD}")
 _MOST_CHARACTERS = 250
 
 
@@ -60,6 +65,8 @@ class _XzStream:
 def write(file: Path, experiment: str, files: Mapping[str, Path | bytes]) -> None:
     """Write an archive that depends on the content of the files only, in place of an old one once it is complete.
 
+    The records are the first files.
+
     Raises:
         OSError: a file cannot be read or written.
     """
@@ -85,8 +92,8 @@ def write(file: Path, experiment: str, files: Mapping[str, Path | bytes]) -> Non
         part.unlink(missing_ok=True)
 
 
-def extract(file: Path, folder: Path, *, only_runs: bool = False) -> str:
-    """Extract an archive, or only its runs, to an empty folder, and check it; return the experiment.
+def extract(file: Path, folder: Path, *, only_records: bool = False) -> str:
+    """Extract an archive, or only its records, to an empty folder, and check it; return the experiment.
 
     Raises:
         ConfigError: the file is not a complete bundle of this version.
@@ -102,9 +109,9 @@ def extract(file: Path, folder: Path, *, only_runs: bool = False) -> str:
                     )
                 stream.allowance = _HEADER_BYTES + first.size
                 head = _check_manifest(file, json.load(_open_entry(archive, first)), folder)
-                missing = {name: known for name, known in head["files"].items() if name == RUNS or not only_runs}
+                missing = {name: known for name, known in head["files"].items() if _is_record(name) or not only_records}
                 stream.allowance = _HEADER_BYTES
-                while (missing or not only_runs) and (entry := archive.next()) is not None:
+                while (missing or not only_records) and (entry := archive.next()) is not None:
                     expected = _check_entry(file, entry, missing, head["files"])
                     stream.allowance = _HEADER_BYTES + entry.size
                     _extract_file(file, archive, entry, expected, folder)
@@ -138,6 +145,8 @@ def _measure_size(content: Path | bytes) -> int:
 def _check_manifest(file: Path, head: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(head, dict) or head.get("kind") != _KIND:
         raise ConfigError(f"{file} is not a bundle of this project; export a study with: report export")
+    if head.get("version") == 1:
+        raise ConfigError(str(make_refusal(file)))
     if head.get("version") != VERSION:
         raise ConfigError(
             f"{file} has format version {head.get('version')!r}, but this version of the project reads format version "
@@ -145,17 +154,17 @@ def _check_manifest(file: Path, head: Any, folder: Path) -> dict[str, Any]:
         )
     files, experiment = head.get("files"), head.get("experiment")
     is_name = isinstance(experiment, str) and experiment.isprintable() and 0 < len(experiment) <= _MOST_CHARACTERS
-    if not isinstance(files, dict) or not is_name or RUNS not in files:
+    if not isinstance(files, dict) or not is_name:
         raise ConfigError(f"{file} has an incomplete {_MANIFEST}; export the study again")
     sizes = [size for entry in files.values() if isinstance(entry, dict) and type(size := entry.get("bytes")) is int]
     if len(files) > _MOST_FILES or len(sizes) < len(files) or min(sizes) < 0:
         raise ConfigError(f"{file} has an impossible list of files in {_MANIFEST}; export the study again")
     if foreign := next((name for name in files if not _is_allowed(name)), None):
-        raise ConfigError(f"{file} lists {foreign[:200]!r}, which is no artifact of a run; do not use this file")
+        raise ConfigError(f"{file} lists {foreign[:200]!r}, which is no file of a group; do not use this file")
     if (total := sum(sizes)) > _MOST_BYTES:
         raise ConfigError(
             f"{file} would unpack to {total / 2**30:.3g} GiB, more than the limit of {_MOST_BYTES / 2**30:g} GiB; "
-            "export an experiment with fewer runs"
+            "export an experiment with fewer groups"
         )
     contents = {str(entry.get("sha256")): entry["bytes"] for entry in files.values()}
     if (needed := sum(contents.values())) > (free := shutil.disk_usage(folder).free):
@@ -167,10 +176,14 @@ def _check_manifest(file: Path, head: Any, folder: Path) -> dict[str, Any]:
 
 
 def _is_allowed(name: str) -> bool:
-    """Return whether a name is that of the runs or of an artifact, in the only spelling of its path."""
+    """Return whether a name is that of a file of a group, in the only spelling of its path."""
     path = PurePosixPath(name)
     is_plain = name.isprintable() and path.as_posix() == name and ".." not in path.parts
-    return name == RUNS or (is_plain and _ARTIFACT.fullmatch(name) is not None)
+    return is_plain and _FILE.fullmatch(name) is not None
+
+
+def _is_record(name: str) -> bool:
+    return _RECORD.fullmatch(name) is not None
 
 
 def _check_entry(

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 
 from pipeline.base.domain.layout import LONG_VALUES
 from pipeline.base.domain.point_series import thin_points
-from pipeline.base.domain.stored_names import rename_words
+from pipeline.base.domain.script_runs import TORN, ScriptRun
 from pipeline.base.domain.tags import Tag, stored_name
-from pipeline.base.mlflow_internals.file_store import TORN, ScriptRun
-from pipeline.base.system import user_command
 from pipeline.base.system.secrecy import Secrecy, secrecy_of
 from pipeline.base.system.secrets import mask, mask_text
 from pipeline.base.system.words import escape_to_utf8
@@ -103,13 +101,23 @@ class RunContent:
         for key, value in run.tags.items():
             self.add_tag(_avoid_taken(run.prefix + key, self.tags), _mask_logged(key, value))
 
+    def list_additions(self, earlier: RunContent) -> RunContent:
+        """Return the params, tags and metrics that the earlier content lacks."""
+        return RunContent(
+            params={key: text for key, text in self.params.items() if key not in earlier.params},
+            tags={key: text for key, text in self.tags.items() if key not in earlier.tags},
+            metrics={key: points for key, points in self.metrics.items() if key not in earlier.metrics},
+        )
+
     def make_batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
         """Yield batches of all metrics and of params and tags that are not `known`, as few as MLflow allows."""
         known = known or RunContent()
         params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
         tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
         if self.not_finite:
-            tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(self.not_finite), MAX_TAG)
+            known = self.tags.get(Tag.NOT_FINITE, "").split(", ")
+            names = dict.fromkeys(filter(None, (*known, *self.not_finite)))
+            tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(names), MAX_TAG)
         batch = LogBatch()
         for kind, key, value in (
             *(("params", key, value) for key, value in params.items()),
@@ -136,15 +144,9 @@ class RunContent:
 def split_command(command_line: str) -> list[str] | None:
     """Split a command line that was read from a tag; `None` if the tag was cut."""
     try:
-        return None if command_line.endswith(CUT) else _rename_keys(shlex.split(command_line))
+        return None if command_line.endswith(CUT) else shlex.split(command_line)
     except ValueError:
         return None
-
-
-def _rename_keys(words: list[str]) -> list[str]:
-    """Replace keys of earlier versions in the overrides before `--` by the current keys."""
-    options, arguments = user_command.divide(words)
-    return [*rename_words(options), *arguments]
 
 
 def make_safe_name(key: str) -> str:

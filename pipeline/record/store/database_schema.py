@@ -12,16 +12,18 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from importlib import import_module, metadata
 from pathlib import Path
 
-from pipeline.base import mlflow_internals
-from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import StoreError
 
 _UPGRADE_TIMEOUT_S = 600.0
 _BUSY_TIMEOUT_S = 60.0
 _REVISIONS = "alembic_version"
+_TABLES = frozenset({"experiments", "runs"})
+_REVISION = re.compile(r"[0-9a-f]{12,13}")
+"""The form of revisions of MLflow's schema, which alembic stores in the database."""
 _OPTUNA_TABLES = frozenset({"studies", "trials"})
 _OPTUNA_REVISION = re.compile(r"v\d+\.\d+\.\d+.*")  # such as v3.2.0.a
 OTHER_FOLDER = "choose another folder with tracking.root, or --root"
@@ -31,6 +33,23 @@ class OutdatedError(StoreError):
     """The database was written by an older MLflow and can be upgraded."""
 
 
+def read_version() -> str:
+    """Return the version of the installed MLflow; empty if there is none."""
+    for name in ("mlflow", "mlflow-skinny"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
+
+
+def _list_revisions() -> tuple[str | None, frozenset[str]]:
+    """Return the newest and all known schema revisions of the installed MLflow."""
+    from alembic.script import ScriptDirectory
+
+    migrations = Path(str(import_module("mlflow.store.db_migrations").__file__)).parent
+    revisions = ScriptDirectory(str(migrations))
+    return revisions.get_current_head(), frozenset(script.revision for script in revisions.walk_revisions())
+
+
 def read_revisions(database: Path) -> list[str]:
     """Return the schema revisions of an MLflow database, normally one; empty for a database of another program.
 
@@ -38,7 +57,7 @@ def read_revisions(database: Path) -> list[str]:
         sqlite3.Error: the file is not a database.
     """
     with closing(_connect_existing(database)) as connection:
-        if not _list_tables(connection) >= {*database_tables.TABLES, _REVISIONS}:
+        if not _list_tables(connection) >= {*_TABLES, _REVISIONS}:
             return []
         rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     return sorted(str(revision) for (revision,) in rows if revision is not None)
@@ -88,7 +107,7 @@ def check(database: Path, upgrade_command: str) -> None:
         names = _list_tables(connection)
     if not names:
         raise StoreError(f"{database} is empty; remove it, or {OTHER_FOLDER}")
-    if not names >= database_tables.TABLES:
+    if not names >= _TABLES:
         owner = "Optuna" if names >= _OPTUNA_TABLES else "another program"
         raise StoreError(f"{database} is a database of {owner}, not of MLflow; {OTHER_FOLDER}")
     revisions = read_revisions(database)
@@ -98,12 +117,12 @@ def check(database: Path, upgrade_command: str) -> None:
 
 
 def _check_revisions(database: Path, revisions: list[str], names: set[str], upgrade_command: str) -> None:
-    version = mlflow_internals.version()
-    head, known = database_tables.list_revisions() or (revisions[0], frozenset(revisions))
+    version = read_version()
+    head, known = _list_revisions()
     if revisions == [head]:
         return
     foreign = [revision for revision in revisions if revision not in known]
-    of_others = [name for name in foreign if not database_tables.REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
+    of_others = [name for name in foreign if not _REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
     if of_others:
         has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
         owner = "Optuna" if has_optuna else "another program"
@@ -130,7 +149,7 @@ def upgrade(database: Path) -> Path:
     The upgrade runs on a copy, which then replaces the database in one transaction. The caller must hold the lock of
     the store.
     """
-    version = mlflow_internals.version()
+    version = read_version()
     beside = database.with_name(f".{database.name}.upgrade")
     old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
     try:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE
-from pipeline.base.mlflow_internals import pages
 from pipeline.base.system.paths import shorten_path
 from pipeline.base.system.secrets import strip_logins
+from pipeline.record.store import pages
 
 _UI = "http://127.0.0.1:5000"
 

@@ -15,18 +15,17 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE, REHEARSAL, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.base.mlflow_internals import database_tables, pages
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store import database_schema
+from pipeline.record.store import database_schema, pages
 from pipeline.record.store.database_schema import OutdatedError
 
 if TYPE_CHECKING:
@@ -56,6 +55,9 @@ _MLFLOW_DEFAULTS = {
 }
 
 _SALT = "mlflow.collocation.salt"
+_LOGGER_OF_DATABASES = "mlflow.store.db.utils"
+"""Parent of loggers that print errors with tracebacks which are also raised."""
+_SQL_STORE = "mlflow.store.tracking.sqlalchemy_store"
 _CONFLICT = "IntegrityError"  # in the text of MLflow's error, also of that from a server
 
 log = logging.getLogger(__name__)
@@ -112,12 +114,15 @@ class Store:
                 raise
             self.client.set_tag(run_id, key, value)  # the tag exists now
 
-    def search_runs(self, experiment_id: str, condition: str = "") -> Iterator[Any]:
-        """Yield the active MLflow runs of an experiment that meet a condition, oldest first."""
+    def search_runs(self, experiment_id: str, condition: str = "", *, is_deleted: bool = False) -> Iterator[Any]:
+        """Yield the active or deleted MLflow runs of an experiment that meet a condition, oldest first."""
+        from mlflow.entities import ViewType
+
+        view = ViewType.DELETED_ONLY if is_deleted else ViewType.ACTIVE_ONLY
         order, token = ["attributes.start_time ASC"], None
         while token != "":
             page = self.client.search_runs(
-                [experiment_id], condition, max_results=PAGE, order_by=order, page_token=token
+                [experiment_id], condition, view, max_results=PAGE, order_by=order, page_token=token
             )
             yield from page
             token = page.token or ""
@@ -148,7 +153,7 @@ class Store:
         if experiment is None:
             folder = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
             location = None if self.root is None else (self.root / STORE_ARTIFACTS / folder).as_uri()
-            tags = {pages.VIEW_TAG: pages.view_as_json(counted)} if mlflow_internals.is_tried() else {}
+            tags = {pages.VIEW_TAG: pages.view_as_json(counted)}
             try:
                 return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), counted
             except MlflowException as error:
@@ -167,7 +172,7 @@ class Store:
             )
         state = experiment.tags.get(pages.VIEW_TAG, "")
         counted |= pages.units_in_view(state)
-        if mlflow_internals.is_tried() and state != pages.view_as_json(counted):
+        if state != pages.view_as_json(counted):
             self.client.set_experiment_tag(experiment.experiment_id, pages.VIEW_TAG, pages.view_as_json(counted))
         return str(experiment.experiment_id), counted
 
@@ -176,8 +181,7 @@ def set_mlflow_defaults() -> None:
     """Set short timeouts and few messages for MLflow unless the environment sets them. Call before importing MLflow."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    mlflow_internals.warn_if_untried()
-    logging.getLogger(database_tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
+    logging.getLogger(_LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # an unreachable server is already reported by our error
 
 
@@ -295,7 +299,7 @@ def find_foreign_root(location: str, root: Path) -> Path | None:
 def _prepare(root: Path, *, upgrades: bool) -> None:
     """Create or check the database. The check is skipped if this version of MLflow opened it last."""
     database, version_file = root / DATABASE, root / STORE_LOCK
-    version = mlflow_internals.version()
+    version = database_schema.read_version()
     if not database.exists():
         _create(root)
     elif version_file.read_text(errors="replace").split() != [version, *database_schema.read_revisions(database)]:
@@ -323,14 +327,11 @@ def upgrade(root: Path) -> str:
         raise ConfigError(f"{root} contains no tracking store: {DATABASE} is missing; specify its folder with --root")
     try:
         with locks.hold_lock(root / STORE_LOCK):
-            is_current = mlflow_internals.is_tried()  # only MLflow can check the schema of an untested version
             try:
                 database_schema.check(database, spell_upgrade_command(root))
             except OutdatedError:
-                is_current = False
-            if not is_current:
                 old = database_schema.upgrade(database)
-                return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old database is now {old}"
+                return f"upgraded {database} for MLflow {database_schema.read_version()}; the old database is now {old}"
     except (OSError, sqlite3.Error) as error:
         other = database_schema.OTHER_FOLDER
         raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {other}") from error
@@ -346,13 +347,26 @@ def is_ready(root: Path, experiment: str) -> bool:
     """Return whether the store and the experiment can be opened without any change; does not import MLflow."""
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
-        expected = [mlflow_internals.version(), *database_schema.read_revisions(root / DATABASE)]
+        expected = [database_schema.read_version(), *database_schema.read_revisions(root / DATABASE)]
         if known != expected or not os.access(root / DATABASE, os.W_OK):
             return False
-        stored = database_tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+        stored = _read_experiment(root / DATABASE, experiment)
     except (OSError, sqlite3.Error):
         return False
     return stored is None or (stored[0] == "active" and find_foreign_root(stored[1], root) is None)
+
+
+def _read_experiment(database: Path, name: str) -> tuple[str, str] | None:
+    """Return the lifecycle stage and the artifact location of an experiment; `None` if there is none."""
+    statement = "SELECT lifecycle_stage, artifact_location FROM experiments WHERE name = ?"
+    with closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:
+        row: tuple[str, str] | None = connection.execute(statement, (name,)).fetchone()
+    return row
+
+
+def import_mlflow(*, with_database: bool) -> None:
+    """Import MLflow, with its database modules, which it would import at its first use, while a group waits."""
+    import_module(_SQL_STORE if with_database else "mlflow")
 
 
 def _create(root: Path) -> None:
@@ -361,7 +375,9 @@ def _create(root: Path) -> None:
     # SQLite would apply the write-ahead log of a removed database to the new database.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
-    database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
+    # A client would put the files of MLflow's experiment Default into the working directory.
+    store = import_module(_SQL_STORE).SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
+    store.engine.dispose()
     beside.replace(root / DATABASE)
 
 

@@ -1,6 +1,6 @@
 """Replacement of the paths, users and hosts of the measuring machine by names that mean the same on every machine.
 
-The folders are found in the tags and params of the runs, so a store and its bundle are masked alike: `$PROJECT` is the
+The folders are found in the records of the groups, so a store and its bundle are masked alike: `$PROJECT` is the
 clone of this project, `$ENVIRONMENT` the folder of an interpreter, `$HOME` a home, `$TMPDIR` is /tmp. Another folder is
 `$FOLDER_` with the beginning of the digest of its path, and several folders of one kind have such a digest too: equal
 paths stay equal, and different paths stay different. Folders that every Linux has, such as /usr, are not replaced. The
@@ -9,6 +9,7 @@ digests have a salt that stays in the store: without it, a list of names would t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -20,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
 from pipeline.base.domain.layout import SCRIPT_PREFIX, UNCOMMITTED
-from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag, read_facts
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.record.group_record import GroupRecord, map_texts
 
 PROJECT, ENVIRONMENT, WORKING_FOLDER = "$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER"
 HOME, TMPDIR, FOLDER = "$HOME", "$TMPDIR", "$FOLDER"
@@ -30,7 +31,7 @@ _SITE = (
     *("afs", "data", "gpfs", "lustre", "media", "mnt", "net", "nfs"),
     *("projects", "scratch", "srv", "storage", "work", "workspace"),
 )
-"""Top folders of sites and users, which are replaced even if no tag or param has them."""
+"""Top folders of sites and users, which are replaced even if no record has them."""
 
 _NAME = r"[\w.+@%~-]+"
 _BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"=,]-[A-Z])|(?<=^-[A-Z])|(?<=[\s\d&>]>)|(?<=^>))"
@@ -47,19 +48,23 @@ _PATH = re.compile(rf"{_BEFORE}(/{_NAME}(?:/{_NAME})+)")
 class PortablePaths:
     """The replacements for the runs of one experiment."""
 
-    def __init__(self, runs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], salt: str = "") -> None:
-        """Find the folders, users and hosts in the tags and params of the runs of groups and jobs."""
+    def __init__(self, groups: Iterable[GroupRecord], salt: str = "") -> None:
+        """Find the folders, users and hosts in the records of groups."""
         self._salt = salt
         self._roots: dict[str, set[str]] = defaultdict(set)
         self._names: dict[str, dict[str, str]] = {"host": {}, "user": {}}  # spellings and complete names
         self._known: dict[str, str] = {}
         texts: dict[str, None] = {}
-        for tags, params in runs:
-            if tags.get(Tag.ROLE) not in (GROUP, JOB):
-                continue
-            facts = read_facts(tags)
-            self._read_facts(facts, params.get("script", ""))
-            texts |= dict.fromkeys(text for text in (*tags.values(), *params.values()) if "/" in text)
+
+        def collect(text: str) -> str:
+            if "/" in text:
+                texts[text] = None
+            return text
+
+        for group in groups:
+            for run in (group, *group.jobs):
+                self._read_facts(group.facts | run.facts, run.params.get("script", ""))
+            map_texts(group, collect)
         self.read_text("\n".join(texts))
 
     def _read_facts(self, facts: Mapping[str, str], script: str) -> None:
@@ -121,7 +126,7 @@ class PortablePaths:
         return text
 
     def mask_code(self, text: str) -> str:
-        """Replace, in code, the folders that the runs name; a path such as /tmp/x belongs to the program."""
+        """Replace, in code, the folders that the records name; a path such as /tmp/x belongs to the program."""
 
         def replace(match: re.Match[str]) -> str:
             is_named = match["root"].count("/") > 1 and match["root"] in self._known
@@ -133,13 +138,21 @@ class PortablePaths:
         """Replace the paths and hosts in an artifact of a run."""
         return self.mask_code(text) if name == UNCOMMITTED or name.startswith(SCRIPT_PREFIX) else self.mask(text)
 
-    def mask_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
-        """Replace the paths, users and hosts in the tags of a run."""
-        masked = {key: self.mask(text) for key, text in tags.items()}
-        for key, kind in ((Tag.USER, "user"), (fact_tag("user"), "user"), (fact_tag("host"), "host")):
-            if (name := self._names[kind].get(tags.get(key, ""))) is not None:
-                masked[key] = f"{kind}-{self._digest(name)}"
-        return masked
+    def mask_record(self, group: GroupRecord) -> GroupRecord:
+        """Replace the paths, users and hosts in the record of a group."""
+        masked = map_texts(group, self.mask)
+        names = {}
+        for kind in ("user", "host"):
+            if (name := self._names[kind].get(group.facts.get(kind, ""))) is not None:
+                names[kind] = f"{kind}-{self._digest(name)}"
+        host = self._names["host"].get(group.host)
+        return dataclasses.replace(
+            masked,
+            facts=masked.facts | names,
+            uri=None,
+            host=group.host if host is None else f"host-{self._digest(host)}",
+            machine_id="",
+        )
 
     def mask_user(self, user: str) -> str:
         """Replace the name of a user."""

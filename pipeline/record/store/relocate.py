@@ -7,10 +7,21 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
-from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
+
+_PATH_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+    ("workspaces", "default_artifact_root"),
+    ("workspaces", "trace_archival_location"),
+)
+"""Columns with absolute artifact paths, which MLflow does not change. Columns that a store lacks are skipped."""
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
@@ -36,7 +47,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
         ):
             connection.execute("BEGIN IMMEDIATE")
             old = old_root.absolute() if old_root else _find_old_root(connection, place)
-            counts = {} if old is None or old == place else database_tables.move_paths(connection, old, place)
+            counts = {} if old is None or old == place else _move_paths(connection, old, place)
             elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
@@ -51,7 +62,8 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
 
 
 def _find_old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
-    locations = database_tables.read_artifact_locations(connection)
+    rows = connection.execute("SELECT artifact_location FROM experiments")
+    locations = [location for (location,) in rows if location]
     return sorted({old for location in locations if (old := find_foreign_root(location, root)) is not None})
 
 
@@ -64,3 +76,19 @@ def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
             "folder, with --from=FOLDER"
         )
     return roots[0] if roots else None
+
+
+def _move_paths(connection: sqlite3.Connection, old: Path, new: Path) -> dict[str, int]:
+    """Move artifact paths from below one folder to below another; return the number of rows by `table.column`."""
+    counts: dict[str, int] = {}
+    for table, column in _PATH_COLUMNS:
+        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:
+            continue
+        for before, after in ((f"{old.as_uri()}/", f"{new.as_uri()}/"), (f"{old}/", f"{new}/")):
+            # Names come from the constant above; values are bound.
+            statement = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"  # noqa: S608
+            changed = connection.execute(statement, (after, len(before) + 1, len(before), before)).rowcount
+            if changed:
+                key = f"{table}.{column}"
+                counts[key] = counts.get(key, 0) + changed
+    return counts

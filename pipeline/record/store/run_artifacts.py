@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from pipeline.base.domain import layout
 from pipeline.base.domain.layout import STORE_ARTIFACTS
 from pipeline.base.system.errors import TrackingError
+from pipeline.clean import temporary_folder
+from pipeline.record import group_record
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.store.local_store import Store
+
+_RUN_ID = re.compile("[0-9a-f]{32}")
 
 
 def locate(uri: str, root: Path) -> Path | None:
@@ -18,18 +28,87 @@ def locate(uri: str, root: Path) -> Path | None:
     Raises:
         TrackingError: all artifacts of the experiment are missing.
     """
+    folder = _find_folder(uri, root)
+    if folder is not None and not folder.parents[1].is_dir():
+        recorded = Path(unquote(urlsplit(uri).path))
+        beside = root.joinpath(*recorded.parts[-4:-2])
+        raise TrackingError(
+            f"the artifacts of the experiment are missing: neither {beside} nor {recorded.parents[1]} "
+            "exists; copy the folder artifacts beside the database"
+        )
+    return folder
+
+
+def _find_folder(uri: str, root: Path) -> Path | None:
     recorded = Path(unquote(urlsplit(uri).path))
     if urlsplit(uri).scheme not in ("", "file") or len(recorded.parts) < 4:
         return None
     parts = recorded.parts[-4:]  # artifacts/EXPERIMENT/RUN/artifacts
     beside = root.joinpath(*parts) if parts[0] == STORE_ARTIFACTS else recorded
-    folder = beside if beside.parents[1].is_dir() else recorded
-    if not folder.parents[1].is_dir():
-        raise TrackingError(
-            f"the artifacts of the experiment are missing: neither {beside.parents[1]} nor {recorded.parents[1]} "
-            "exists; copy the folder artifacts beside the database"
-        )
-    return folder
+    return beside if beside.parents[1].is_dir() else recorded
+
+
+def locate_experiment(store: Store, stored: Any) -> Path | None:
+    """Return the folder with the runs of an experiment; `None` if it is not on a file system.
+
+    Raises:
+        TrackingError: the experiment has runs, but the folder is missing.
+    """
+    if store.root is None:
+        return None
+    uri = f"{stored.artifact_location}/RUN/artifacts"
+    folder = _find_folder(uri, store.root)
+    if folder is None or folder.parents[1].is_dir():
+        return None if folder is None else folder.parents[1]
+    has_runs = bool(store.client.search_runs([stored.experiment_id], max_results=1))
+    return locate(uri, store.root) if has_runs else folder.parents[1]
+
+
+def list_records(folder: Path, store: object, most: int | None = None) -> Iterable[Path]:
+    """Return the records of the groups in the folder of an experiment, or the `most` newest ones.
+
+    Raises:
+        TrackingError: a group has no record, because an earlier version wrote it.
+    """
+    paths = sorted(folder.glob(f"*/{layout.ARTIFACTS}/{layout.RECORD}"))
+    recorded = {path.parent for path in paths}
+    if any(path.parent not in recorded for path in folder.glob(f"*/{layout.ARTIFACTS}/{layout.GROUP}")):
+        raise group_record.make_refusal(store)
+    return paths if most is None else heapq.nlargest(most, paths, key=lambda path: path.stat().st_mtime)
+
+
+def find_record(store: Store, run_id: str, *, is_printed: bool = False) -> GroupRecord | None:
+    """Read the record of a group's run; `None` if the run was created just now and has no artifacts.
+
+    Raises:
+        TrackingError: the run has artifacts but no record, or the record is damaged.
+    """
+    with temporary_folder.hold_scratch() as scratch:
+        path = fetch(store, run_id, layout.RECORD, scratch)
+        if path is not None:
+            return group_record.parse(path.read_bytes(), f"{layout.RECORD} of run {run_id}", is_printed=is_printed)
+        if layout.GROUP in list_names(store, run_id):
+            raise group_record.make_refusal(store.root or store.uri)
+        return None
+
+
+def read_record(store: Store, run_id: str, *, is_printed: bool = False) -> GroupRecord:
+    """Read the record of a group's run.
+
+    Raises:
+        TrackingError: the run has no record, or the record is damaged.
+    """
+    if (record := find_record(store, run_id, is_printed=is_printed)) is None:
+        raise TrackingError(f"run {run_id} in {store.uri} has no artifact {layout.RECORD}; choose another run")
+    return record
+
+
+def log_record(store: Store, record: GroupRecord) -> None:
+    """Store a record as an artifact of its run, in place of an earlier one."""
+    with temporary_folder.hold_scratch() as scratch:
+        path = scratch / layout.RECORD
+        path.write_text(group_record.encode(record), encoding="utf-8")
+        store.client.log_artifact(record.run_id, str(path))
 
 
 def has_folder(uri: str, run_id: str) -> bool:
@@ -74,11 +153,14 @@ def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
 def _locate_run(store: Store, run_id: str) -> Path | None:
     if store.root is None:
         return None
+    if _RUN_ID.fullmatch(run_id):
+        for folder in store.root.glob(f"{STORE_ARTIFACTS}/*/{run_id}/{layout.ARTIFACTS}"):
+            return folder
     uri = store.client.get_run(run_id).info.artifact_uri
     return locate(uri, store.root) if has_folder(uri, run_id) else store.root / run_id  # a folder that does not exist
 
 
-def fetch_all(store: Store, run_id: str, uri: str, scratch: Path) -> Path:
+def fetch_all(store: Store, run_id: str, scratch: Path) -> Path:
     """Return the folder with all artifacts of a run, as a copy below `scratch` if they are not files.
 
     Raises:
@@ -86,11 +168,11 @@ def fetch_all(store: Store, run_id: str, uri: str, scratch: Path) -> Path:
     """
     from mlflow.exceptions import MlflowException
 
-    if store.root is not None and (folder := locate(uri, store.root)) is not None:
-        return folder
-    copy = scratch / run_id
-    copy.mkdir()
     try:
+        if (folder := _locate_run(store, run_id)) is not None:
+            return folder
+        copy = scratch / run_id
+        copy.mkdir()
         store.client.download_artifacts(run_id, "", str(copy))
     except (MlflowException, OSError) as error:
         raise TrackingError(f"could not read the artifacts of run {run_id}: {error}; try again") from error

@@ -14,7 +14,6 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.clean import temporary_folder
-from pipeline.record.store.bundle import open_bundle
 from pipeline.record.store.local_store import (
     Store,
     find_foreign_root,
@@ -35,8 +34,6 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
     if is_server(root_or_uri):
         return open_store(Path(), str(root_or_uri))
     root = Path(root_or_uri).absolute()
-    if root.is_file():
-        return open_bundle(root, has_series=False)
     try:
         (root / DATABASE).stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -7,6 +7,7 @@ accepted all its contents.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -21,23 +22,22 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.base.domain import layout, mig_names, work_units
-from pipeline.base.domain.marks import read_marks
 from pipeline.base.domain.point_series import thin_points
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.script_runs import TORN, read_script_runs
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
-from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.observe.table import format_line
-from pipeline.record import group_folder, request_table, sample_series
-from pipeline.record.group_folder import ChildRecord, Record, RunRecord
+from pipeline.record import group_folder, group_record, request_table, sample_series
+from pipeline.record.group_record import GroupRecord, JobRecord, RunRecord
 from pipeline.record.sample_series import About, Series, SeriesKey
-from pipeline.record.store.content import RunContent, can_keep_file
+from pipeline.record.store import run_artifacts, run_tags
+from pipeline.record.store.content import Point, RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
@@ -71,9 +71,14 @@ class RunIds:
     """
 
     parent: str
-    children: dict[int, str]
+    jobs: dict[int, str]
     failed: dict[int, str] = field(default_factory=dict)
     described: dict[str, RunContent] = field(default_factory=dict)
+
+    def name_runs(self, record: GroupRecord) -> GroupRecord:
+        """Return a record with these runs."""
+        jobs = (dataclasses.replace(job, run_id=self.jobs[job.index]) for job in record.jobs)
+        return dataclasses.replace(record, run_id=self.parent, jobs=tuple(jobs))
 
 
 StoreOpener = Callable[[str | None], Store]
@@ -83,12 +88,15 @@ StoreOpener = Callable[[str | None], Store]
 def begin(opened: StoreOpener, folder: Path) -> RunIds:
     """Create the group's runs with the params and tags known so far; MLflow's UI shows the group while it runs."""
     with locks.hold_lock(folder / layout.SEND_LOCK):  # excludes a second sender, such as `tracking flush`
-        record = group_folder.read(folder)
+        record = group_record.read(folder)
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
-        for run, run_id in ((record.parent, runs.parent), *((c, runs.children[c.index]) for c in record.children)):
-            runs.described[run_id] = content = _describe_run(run)
+        contents = {runs.parent: _describe_group(record)}
+        contents |= {runs.jobs[job.index]: _describe_job(record, job) for job in record.jobs}
+        for run_id, content in contents.items():
+            runs.described[run_id] = content
             _log(store, run_id, RunContent(params=content.params))
+        run_artifacts.log_record(store, runs.name_runs(record))
         return runs
 
 
@@ -106,40 +114,45 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
     with locks.hold_lock(folder / layout.SEND_LOCK):  # excludes a second sender, such as `tracking flush`
         if not folder.exists():
             return None
-        record = group_folder.read(folder)
+        record = group_record.read(folder)
         store = opened(record.uri)
-        unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
-        if record.state != "closed" or unfinished:
-            running = ", ".join(unfinished) or "none"
-            raise TrackingError(
-                f"the group in {folder} has not ended (state: {record.state}; running: {running}); send it later"
-            )
+        if not record.is_closed:
+            running = ", ".join(run.name for run in (record, *record.jobs) if run.result is None)
+            raise TrackingError(f"the group in {folder} has not ended (running: {running}); send it later")
         runs = _find_or_create_runs(store, folder, record)
+        if begun is None:  # readers expect a record beside other artifacts
+            open_record = dataclasses.replace(record, result=None, end_ns=None)
+            run_artifacts.log_record(store, runs.name_runs(open_record))
         if any(folder.glob(f"{_SCRATCH}*")):
-            _remove_torn(store, (runs.parent, *runs.children.values()))
+            _remove_torn(store, (runs.parent, *runs.jobs.values()))
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
             upload = _Upload(
                 store=store,
                 folder=folder,
-                record=record,
-                samples=sample_series.read_samples(folder / layout.SAMPLES),
+                record=runs.name_runs(record),
+                samples=_read_samples(folder),
+                series=group_record.read_series(folder),
                 fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
                 described=begun.described if begun is not None else {},
             )
-            for child in record.children:
-                upload.send_child(child, runs.children[child.index])
-            upload.send_parent(runs.parent)
-        for child in record.children:
-            if child.status == "FAILED":
-                runs.failed[child.index] = store.client.get_run(runs.children[child.index]).info.artifact_uri
+            upload.send_parent([upload.send_child(job) for job in upload.record.jobs])
+        for job in record.jobs:
+            if job.status == "FAILED":
+                runs.failed[job.index] = store.client.get_run(runs.jobs[job.index]).info.artifact_uri
         store.sync()
         upload.move_left_out_files()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
     shutil.rmtree(accepted, ignore_errors=True)
     return runs
+
+
+def _read_samples(folder: Path) -> Mapping[SeriesKey, Series]:
+    """Read the samples of a group's folder: of a study as lines, of a bundle as a table."""
+    table = folder / layout.ARTIFACTS / layout.SAMPLE_TABLE
+    return sample_series.read_table(table) if table.exists() else sample_series.read_samples(folder / layout.SAMPLES)
 
 
 def amend(store: Store, file: Path) -> None:
@@ -157,15 +170,16 @@ def amend(store: Store, file: Path) -> None:
     if not runs or runs[0].info.status == "RUNNING":
         raise TrackingError(f"the group of {file.name} is not in the store yet; send the group first")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
+    recorded = run_artifacts.read_record(store, run_id)
+    record = dataclasses.replace(
+        recorded, result=result, reason=amendment.reason, metrics=recorded.metrics | amendment.metrics
+    )
+    run_artifacts.log_record(store, record)
     for name, value in amendment.metrics.items():
-        if runs[0].data.metrics.get(name) != value:
+        if recorded.metrics.get(name) != value:
             store.client.log_metric(run_id, name, value)
-    known = runs[0].data
-    is_simulated = Tag.SIMULATED in known.tags
-    metrics, marks = known.metrics | amendment.metrics, read_marks(known.tags)
-    description = format_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
-    store.set_tag(run_id, Tag.DESCRIPTION, description)
-    if runs[0].data.tags.get(Tag.RESULT) != result:
+    store.set_tag(run_id, Tag.DESCRIPTION, run_tags.describe_ending(record, record))
+    if recorded.result is not result:
         store.set_tag(run_id, Tag.RESULT, result.value)
         store.set_tag(run_id, Tag.REASON, amendment.reason)
         # Pass the stored end time; by default MLflow sets the current time.
@@ -215,22 +229,25 @@ class _Upload:
 
     store: Store
     folder: Path
-    record: Record
+    record: GroupRecord
     samples: Mapping[SeriesKey, Series]
+    series: Mapping[str, group_record.Series]
     fields: Fields
     scratch: Path
     series_points: int
     described: Mapping[str, RunContent]
     left_out: list[Path] = field(default_factory=list)
 
-    def send_child(self, child: ChildRecord, run_id: str) -> None:
-        content = _describe_run(child)
-        self._add_metrics(content, child, child.series)
-        for name, points in child.series.items():
+    def send_child(self, job: JobRecord) -> tuple[JobRecord, group_record.Series]:
+        """Upload a job; return its record with what its program logged, and the points that MLflow has."""
+        run_id, reported = job.run_id, self.series.get(str(job.index), {})
+        content = _describe_job(self.record, job)
+        self._add_metrics(content, job, reported)
+        for name, points in reported.items():
             few = thin_points(points, self.series_points)
             content.add_metric(name, [(step, self._to_ms(t_ns), value) for step, t_ns, value in few])
-        self._add_sampled(content, sample_series.select_child_series(self.samples, child, self.fields))
-        folder = self.folder / child.folder
+        of_job = RunContent(params=dict(content.params), tags=dict(content.tags), metrics=dict(content.metrics))
+        folder = self.folder / job.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         num_metrics = sum(len(script.metrics) for script in scripts)
         most_points = max(self.series_points, MAX_OWN_POINTS // max(num_metrics, 1))
@@ -238,25 +255,45 @@ class _Upload:
             for name in content.add_script_run(script, most_points):
                 place = Path(layout.SCRIPT_METRICS) / script.prefix / name
                 self._is_taken(run_id, script.metric_files[name], place)
+        logged = content.list_additions(of_job)
+        self._add_sampled(content, sample_series.select_child_series(self.samples, job, self.fields))
         places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
         table = request_table.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
         if table is not None:
             self.store.client.log_artifact(run_id, str(table))
         without = [folder / layout.SCRIPT_STORE, *([folder / layout.REQUESTS] if table else [])]
-        self._log_below(run_id, content, places, without)
-        self._finish(run_id, child, content)
+        left_out = self._log_below(run_id, content, places, without)
+        self._finish(job, content)
+        job = dataclasses.replace(
+            job,
+            params=job.params | logged.params,
+            metrics=job.metrics | {name: max(points)[2] for name, points in logged.metrics.items()},
+            notes=job.notes | left_out,
+            script_tags=job.script_tags | logged.tags,
+        )
+        stored = {name: content.metrics[name] for name in (*reported, *logged.metrics) if name in content.metrics}
+        return job, {name: list(map(self._to_point, points)) for name, points in stored.items()}
 
-    def send_parent(self, run_id: str) -> None:
-        content = _describe_run(self.record.parent)
-        self._add_metrics(content, self.record.parent, {})
+    def send_parent(self, children: Sequence[tuple[JobRecord, group_record.Series]]) -> None:
+        record = dataclasses.replace(self.record, jobs=tuple(job for job, _ in children))
+        content = _describe_group(record)
+        self._add_metrics(content, record, {})
         self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
-        self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
-        if self.samples:
-            table = sample_series.write_table(
-                self.samples, self.record.clock, self.scratch, _describe_samples(self.record)
-            )
-            self.store.client.log_artifact(run_id, str(table))
-        self._finish(run_id, self.record.parent, content)
+        left_out = self._log_below(record.run_id, content, [(self.folder / layout.ARTIFACTS, "")])
+        if self.samples and not (self.folder / layout.ARTIFACTS / layout.SAMPLE_TABLE).exists():
+            table = sample_series.write_table(self.samples, record.clock, self.scratch, _describe_samples(record))
+            self.store.client.log_artifact(record.run_id, str(table))
+        series = {str(job.index): points for job, points in children if points}
+        if series and not (self.folder / layout.ARTIFACTS / layout.SERIES).exists():
+            path = self.scratch / layout.SERIES
+            path.write_text(json.dumps(series), encoding="utf-8")
+            self.store.client.log_artifact(record.run_id, str(path))
+        run_artifacts.log_record(self.store, dataclasses.replace(record, notes=record.notes | left_out))
+        self._finish(record, content)
+
+    def _to_point(self, point: Point) -> group_record.Point:
+        step, t_ms, value = point
+        return step, self.record.clock.to_monotonic_ns(t_ms), value
 
     def _to_ms(self, t_ns: int) -> int:
         return self.record.clock.to_wall_ms(t_ns)
@@ -266,10 +303,8 @@ class _Upload:
 
     def _add_metrics(self, content: RunContent, run: RunRecord, series_names: Mapping[str, object]) -> None:
         for name, value in run.metrics.items():
-            # MLflow would add a figure with the same name as a series to this series, as one more point.
-            content.add_metric(
-                f"summary/{name}" if name in series_names else name, [(0, self._find_end_ms(run), value)]
-            )
+            if name not in series_names:
+                content.add_metric(name, [(0, self._find_end_ms(run), value)])
 
     def _add_sampled(self, content: RunContent, sampled: Mapping[str, Series]) -> None:
         for name, one in sampled.items():
@@ -286,8 +321,8 @@ class _Upload:
 
     def _log_below(
         self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
-    ) -> None:
-        """Log the files below each folder under its target path; list omitted files in a tag.
+    ) -> dict[str, str]:
+        """Log the files below each folder under its target path; return a note on omitted files, if any.
 
         Jobs write to these folders, so they may contain links, pipes, and any number of files with any name and
         permissions.
@@ -313,6 +348,7 @@ class _Upload:
             content.add_tag(Tag.LEFT_OUT, summary)
             log.warning("%s: files not stored as artifacts: %s", self.folder.name, summary)
         self.left_out.extend(path for reason in _KEPT for path in refused[reason])
+        return {"left_out": summary} if summary else {}
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
         """Log a file; return `False` if the store refuses this file."""
@@ -332,33 +368,39 @@ class _Upload:
         names = [path.relative_to(self.folder).as_posix() for path in paths]
         return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({what})")
 
-    def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
-        _log(self.store, run_id, content, self.described.get(run_id))
+    def _finish(self, run: RunRecord, content: RunContent) -> None:
+        _log(self.store, run.run_id, content, self.described.get(run.run_id))
         if content.long_values:
             path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
-            self.store.client.log_artifact(run_id, str(path))
-        self.store.client.set_terminated(run_id, status=run.status, end_time=self._find_end_ms(run))
+            self.store.client.log_artifact(run.run_id, str(path))
+        self.store.client.set_terminated(run.run_id, status=run.status, end_time=self._find_end_ms(run))
 
 
-def _describe_samples(record: Record) -> About:
-    tags = record.parent.tags
-    device = tags.get(Tag.DEVICE, "")
+def _describe_samples(record: GroupRecord) -> About:
     # The name of a MIG device that existed before the study contains its profile.
-    of_device = device.partition(" MIG ")[2]
-    profiles = {child.gi_id: child.params.get(f"placement.{PROFILE}", of_device) for child in record.children}
+    of_device = record.device.partition(" MIG ")[2]
+    profiles = {job.gi_id: job.placement.get(PROFILE, of_device) for job in record.jobs}
     return About(
-        device=device,
+        device=record.device,
         instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
-        is_simulated=Tag.SIMULATED in tags,
+        is_simulated=record.is_simulated,
     )
 
 
-def _describe_run(run: RunRecord) -> RunContent:
+def _describe_group(record: GroupRecord) -> RunContent:
+    return _describe_run(record.params, run_tags.make_group_tags(record))
+
+
+def _describe_job(record: GroupRecord, job: JobRecord) -> RunContent:
+    return _describe_run(job.all_params, run_tags.make_job_tags(record, job))
+
+
+def _describe_run(params: Mapping[str, str], tags: Mapping[str, str]) -> RunContent:
     content = RunContent()
-    for key, value in run.params.items():
+    for key, value in params.items():
         content.add_param(key, value)
-    for key, value in run.tags.items():
+    for key, value in tags.items():
         content.add_tag(key, value)
     return content
 
@@ -375,8 +417,8 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
         )
 
 
-def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
-    counted = {child.params[work_units.PARAM] for child in record.children if work_units.PARAM in child.params}
+def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> RunIds:
+    counted = {job.params[work_units.PARAM] for job in record.jobs if work_units.PARAM in job.params}
     experiment_id = store.open_experiment(record.experiment, counted)
     known = _find_known_runs(store, folder, record, experiment_id)
 
@@ -387,32 +429,37 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     if not known:
         keep()  # write the file before the first run is created: a folder without this file has no runs
 
-    def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
+    def ensure(key: str, run: RunRecord, described: RunContent, tags: dict[str, str]) -> str:
         if key not in known:
             tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
-            tags |= _describe_run(run).tags  # setting tags on creation takes a third of the time of setting them later
+            tags |= described.tags  # setting tags on creation takes a third of the time of setting them later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
             keep()
         return known[key]
 
-    parent = ensure("parent", record.parent, {})
+    parent = ensure("parent", record, _describe_group(record), {})
     children = {
-        child.index: ensure(str(child.index), child, {Tag.PARENT_RUN: parent, Tag.INDEX: str(child.index)})
-        for child in record.children
+        job.index: ensure(
+            str(job.index),
+            job,
+            _describe_job(record, job),
+            {Tag.PARENT_RUN: parent, Tag.INDEX: str(job.index)},
+        )
+        for job in record.jobs
     }
     return RunIds(parent, children)
 
 
-def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
+def _find_known_runs(store: Store, folder: Path, record: GroupRecord, experiment_id: str) -> dict[str, str]:
     """Return run ids by `parent` or the job's index: from the folder if they are complete, otherwise from MLflow."""
     path = folder / layout.RUN_IDS
-    if not path.exists():
+    if not path.exists() and not record.run_id:
         return {}
     try:
         ids = json.loads(path.read_text(encoding="utf-8"))
         is_of_store = (ids["uri"], ids["inode"]) == (mask_text(store.uri), store.inode)
-        if is_of_store and len(ids["runs"]) == 1 + len(record.children):
+        if is_of_store and len(ids["runs"]) == 1 + len(record.jobs):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # the file is damaged or incomplete, because a sender was killed: search MLflow for existing runs
@@ -421,8 +468,6 @@ def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: 
 
 
 def _find_runs(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
-    """Return the runs of a group and its jobs, by the current or the former name of the tag."""
-    for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
-        if runs := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
-            return runs
-    return []
+    """Return the runs of a group and its jobs."""
+    condition = f"tags.`{stored_name(Tag.SPOOL_ID)}` = '{spool_id}'"
+    return list(store.client.search_runs([experiment_id], condition))

@@ -14,8 +14,7 @@ from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import compare_locks, parse_lock, select_computing
 from pipeline.base.system.errors import CollocationError
 from pipeline.clean import temporary_folder
-from pipeline.record.store.run_artifacts import fetch
-from pipeline.record.store.store_access import open_named
+from pipeline.record.store.stored_files import fetch
 from pipeline.report.read.study_records import Row
 
 logger = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
 def _read_lock(store: Path | str, run_id: str) -> str:
     try:
         with temporary_folder.hold_scratch() as folder:
-            path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
+            path = fetch(store, run_id, layout.ENVIRONMENT, folder)
             return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except (CollocationError, OSError) as error:
         logger.warning("cannot read the environment of run %s: %s", run_id, error)

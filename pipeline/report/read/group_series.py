@@ -19,9 +19,7 @@ from pipeline.clean import temporary_folder
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
-from pipeline.record.store.local_store import Store
-from pipeline.record.store.run_artifacts import fetch, list_names
-from pipeline.record.store.store_access import open_named
+from pipeline.record.store.stored_files import fetch
 from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
 
@@ -196,23 +194,16 @@ def fetch_samples(
     Raises:
         TrackingError: the artifact of the group is not readable.
     """
-    store = open_named(row.store)
     names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:
         with temporary_folder.hold_scratch() as folder:
-            path, path_of_fields = (fetch(store, row.run_id, name, folder) for name in names)
+            path, path_of_fields = (fetch(row.store, row.run_id, name, folder) for name in names)
             if path is None or path_of_fields is None:
-                _refuse_without_artifacts(store, row.run_id)
                 return {}, Fields()
             known = fields.read(path_of_fields)
             return read_table(path, choose_names(known)), known
     except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
-
-
-def _refuse_without_artifacts(store: Store, run_id: str) -> None:
-    if not list_names(store, run_id):
-        raise TrackingError("it has no artifacts")
 
 
 def _lines(

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline.base.domain import stored_names
-from pipeline.base.domain.marks import read_marks
-from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_facts
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import escape_controls
+from pipeline.base.system.errors import ConfigError
+from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.store import results
+from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.record.store.portable_paths import PortablePaths
-from pipeline.report.read import hosts, row_labels, selection, stored_values
+from pipeline.report.read import hosts, row_labels, selection
 from pipeline.report.read.baseline_runs import average_runs
 from pipeline.report.read.environments import name_environments
 from pipeline.report.read.pooling import describe_pooled, pool_programs, pool_slices
 from pipeline.report.read.selection import Choice, separate_simulated
+from pipeline.report.read.stored_values import check_record
 from pipeline.report.read.study_records import JobRow, Row, Study
 
 FACTS = {
@@ -49,7 +44,6 @@ FACTS = {
     "cuda_version": "CUDA of the driver",
     "compute_capability": "compute capability",
     "multiprocessors": "multiprocessors",
-    "replay": "replay of sensors and counters",  # of studies of earlier versions
     "persistence_mode": "persistence mode",
     "compute_mode": "compute mode",
     "power_limit_w": "power limit (W)",
@@ -118,25 +112,14 @@ def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row |
 
 
 def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
-    jobs = results.find_runs(store, experiment, JOB)
-    children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
-    groups = results.find_runs(store, experiment, GROUP)
-    identity = _identity(groups)
+    groups = results.read_groups(store, experiment)
     # A store and its bundle give the same report.
-    salt = "" if Path(store).is_file() else results.open_existing(store, experiment).read_salt(experiment)
-    paths = PortablePaths(((run.data.tags, run.data.params) for run in (*groups, *jobs)), salt)
-    for run in (*groups, *jobs):
-        stored_values.check(run, store)
-        run.data.tags.update(paths.mask_tags(run.data.tags))
-        run.data.params.update({key: paths.mask(text) for key, text in run.data.params.items()})
-    for run in groups:
-        yield _make_row(run, children.get(run.info.run_id, []), store, identity)
-
-
-def _identity(groups: Iterable[Any]) -> Tag:
-    """Choose the digest that identifies programs; it excludes packages if the user accepted other environments."""
-    accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
-    return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
+    salt = "" if is_bundle(store) else results.open_existing(store, experiment).read_salt(experiment)
+    paths = PortablePaths(groups, salt)
+    # Programs are identified without their packages if the user accepted other environments.
+    is_any_environment = any(group.facts.get("accepts_environment") == "true" for group in groups)
+    for group in groups:
+        yield _make_row(paths.mask_record(group), store, is_any_environment=is_any_environment)
 
 
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
@@ -158,7 +141,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         num_without_result += len(store_rows) - len(numbered)
         num_blocks = max([num_blocks, *(row.block for row in numbered)])
         newest = [
-            list_facts_by_plan(part[-1].facts)[-1].get("plan_groups", "")
+            dict(part[-1].facts, **dict(*part[-1].later_plans[-1:])).get("plan_groups", "")
             for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
             if part[-1].plan not in known
         ]
@@ -189,75 +172,71 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     )
 
 
-def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
-    """Make a row of a run, without distinguishing labels; return `None` if the run has no result."""
-    tags, params = run.data.tags, run.data.params
-    facts = read_facts(tags)
-    if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
-        facts["program_commit"] = f"{commit}{', changed' if tags.get(Tag.PROGRAM_CHANGED) == 'true' else ''}"
-    is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
-    if not is_over or not children:
+def _make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool) -> Row | None:
+    """Make a row of a group, without distinguishing labels; return `None` if the group has no result."""
+    if group.result is None or not group.digest or not group.jobs:
         return None
-    beside = {child.info.run_id for child in children if Tag.CO_RUNNER in child.data.tags}
-    all_jobs = sorted((_job(child, identity) for child in children), key=lambda job: job.index)
-    jobs = tuple(job for job in all_jobs if job.run_id not in beside)
-    scenario = params.get("scenario", "")
-    try:
-        planned = json.loads(facts["planned"])
-        settings, options = (
-            tuple(stored_names.rename(planned["settings"], stored_names.SETTINGS).items()),
-            planned["options"],
-        )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise TrackingError(
-            f"run {run.info.run_id} in {store} has no settings and options, because an earlier version recorded it; "
-            "choose another experiment, or delete the run"
-        ) from error
+    check_record(group, store)
+    all_jobs = [_make_job(job, is_any_environment=is_any_environment) for job in group.jobs]
+    beside = [job for job, recorded in zip(all_jobs, group.jobs, strict=True) if recorded.is_co_runner]
+    jobs, settings = tuple(job for job in all_jobs if job not in beside), tuple(group.settings.items())
     return Row(
-        run_id=run.info.run_id,
-        key=repr((scenario, sorted(options.items()), [job.digest for job in jobs], settings)),
-        name=escape_controls(run.info.run_name),
-        scenario=scenario,
-        sharing=mode_of(scenario),
-        options=options,
+        run_id=group.run_id,
+        key=repr((group.scenario, sorted(group.options.items()), [job.digest for job in jobs], settings)),
+        name=group.name,
+        scenario=group.scenario,
+        sharing=mode_of(group.scenario),
+        options=group.options,
         settings=settings,
-        block=int(facts["block"]) if facts.get("block", "").isdecimal() else 1,
-        result=Result(facts["result"]),
-        reason=facts.get("reason", ""),
-        marks=read_marks(tags),
-        metrics=results.select_figures(run),
-        params=params,
-        window=WindowKind(params.get("window", WindowKind.STEADY)),
-        device=facts.get("device", ""),
-        gpu_uuid=facts.get("gpu_uuid", ""),
-        boot_id=facts.get("boot_id", ""),
-        is_simulated=facts.get("simulated") == "true",
-        start_ms=run.info.start_time,
-        end_ms=run.info.end_time,
-        start=facts.get("study", ""),
+        block=group.block,
+        result=group.result,
+        reason=group.reason,
+        marks=group.marks,
+        metrics=group.metrics,
+        params=group.params,
+        window=WindowKind.STEADY if group.window is None else group.window.kind,
+        device=group.device,
+        gpu_uuid=group.gpu_uuid,
+        boot_id=group.facts.get("boot_id", ""),
+        is_simulated=group.is_simulated,
+        start_ms=group.start_ms,
+        end_ms=group.end_ms,
+        start=group.study,
         jobs=jobs,
-        co_runner_jobs=tuple(job for job in all_jobs if job.run_id in beside),
-        facts=facts,
+        co_runner_jobs=tuple(beside),
+        facts=_collect_facts(group),
+        later_plans=group.later_plans,
         store=store,
     )
 
 
-def _job(run: Any, identity: Tag) -> JobRow:
-    tags, params = run.data.tags, run.data.params
-    facts, workload = read_facts(tags), params.get("workload", "")
+def _collect_facts(group: GroupRecord) -> dict[str, str]:
+    facts = group.facts | group.notes
+    commit, is_changed = facts.pop("program_commit", ""), facts.get("program_changed") == "true"
+    if commit not in ("", facts.get("git_commit")):
+        facts["program_commit"] = f"{commit}{', changed' if is_changed else ''}"
+    typed = {
+        "profiler": group.profiler,
+        "case": str(group.case or ""),
+        "baseline_run": str(group.baseline_run) if group.baseline_run > 1 else "",
+    }
+    return facts | {name: text for name, text in typed.items() if text}
+
+
+def _make_job(job: JobRecord, *, is_any_environment: bool) -> JobRow:
     return JobRow(
-        index=int(facts.get("index", "0")),
-        run_id=run.info.run_id,
-        label=workload,
-        digest=tags.get(identity, ""),
-        program_digest=tags.get(Tag.PROGRAM_DIGEST, ""),
-        size=facts.get("size"),
-        result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
-        metrics=results.select_figures(run),
-        params=params,
-        place={key[len("placement.") :]: value for key, value in params.items() if key.startswith("placement.")},
-        start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdecimal() else None,
-        end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdecimal() else None,
+        index=job.index,
+        run_id=job.run_id,
+        label=job.params.get("workload", ""),
+        digest=job.program_digest if is_any_environment else job.digest,
+        program_digest=job.program_digest,
+        size=job.size,
+        result=job.result,
+        metrics=job.metrics,
+        params=job.all_params,
+        place=job.placement,
+        start_ns=job.work_start_ns,
+        end_ns=job.work_end_ns,
     )
 
 

@@ -10,7 +10,6 @@ from pipeline.base.system import tracking_root
 from pipeline.base.system.errors import ConfigError
 from pipeline.record.store.local_store import explain_missing
 from pipeline.record.store.results import list_experiments
-from pipeline.record.store.store_access import open_named
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
@@ -62,4 +61,4 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
 
 def _list_experiments(stores: Sequence[Path | str]) -> dict[Path | str, list[str]]:
     """Return the names of the experiments in each store, without the one that MLflow creates in every store."""
-    return {store: [name for name in list_experiments(open_named(store)) if name != "Default"] for store in stores}
+    return {store: [name for name in list_experiments(store) if name != "Default"] for store in stores}

@@ -17,8 +17,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.sample_figures import Window, average_rate
 from pipeline.observe.turn_rates import select_turns
 from pipeline.record.sample_series import Series, SeriesKey
-from pipeline.record.store.run_artifacts import fetch
-from pipeline.record.store.store_access import open_named
+from pipeline.record.store.stored_files import fetch
 from pipeline.report.read.group_series import fetch_samples
 from pipeline.report.read.study_records import Row, StressorCounters, Study
 
@@ -137,7 +136,7 @@ def _read_turns(row: Row) -> Mapping[Place, Sequence[Window]]:
         return {(job.params[RESOURCE], float(job.params[DIAL])): [window]}
     try:
         with temporary_folder.hold_scratch() as folder:
-            path = fetch(open_named(row.store), job.run_id, layout.EVENTS, folder)
+            path = fetch(row.store, job.run_id, layout.EVENTS, folder)
             return {} if path is None else select_turns(event_reader.read(path), job.params, window)
     except TrackingError as error:
         raise TrackingError(f"cannot read the turns of run {job.run_id} in {row.store}: {error}") from error

@@ -72,7 +72,8 @@ class Row:
         start_ms, end_ms: start and end by the wall clock, since the epoch.
         start: id of the start of the orchestrator (tag `collocation.study`).
         co_runner_jobs: the jobs that loaded the device beside the measured ones.
-        facts: provenance, from the tags of the run.
+        facts: provenance and notes of the record.
+        later_plans: facts that differ in each plan that reuses the result, oldest first.
     """
 
     run_id: str
@@ -102,6 +103,7 @@ class Row:
     jobs: tuple[JobRow, ...]
     co_runner_jobs: tuple[JobRow, ...] = ()
     facts: Mapping[str, str]
+    later_plans: tuple[Mapping[str, str], ...] = ()
     store: Path | str = ""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout, stored_names, work_units
+from pipeline.base.domain import layout
 from pipeline.base.domain.package_locks import compare_locks, compare_packages, normalize_name
 from pipeline.base.domain.records import Group
 from pipeline.base.system import secrets
@@ -26,13 +26,13 @@ _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
     """Return a line for each difference; facts that the original did not record are left out."""
     lines = [*_compare_devices(original, group), *_compare_commits(original, facts)]
-    lines += [_describe_change(words, original.get_fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    lines += [_describe_change(words, original.group.facts.get(key), facts.get(key)) for key, words in _FACTS.items()]
     lines += _compare_locks(original, group, inventory)
     lines += _compare_sources(original, group)
     known = [line for line in lines if line]
     # The digest covers the packages, which are unknown until an environment is built.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
-    if not known and is_built and original.get_fact("digest") not in (None, group.digest):
+    if not known and is_built and original.group.digest != group.digest:
         known.append("digest of the plan, for an unknown reason")
     return known
 
@@ -79,10 +79,9 @@ def _read_text(script: Path) -> str:
 
 
 def _compare_plans(original: Original, group: Group) -> Iterable[str]:
-    before = json.loads(original.get_fact("planned") or "{}")
-    for facts, plain in (("settings", group.settings), ("options", group.options)):
+    recorded = original.group
+    for then, plain in ((recorded.settings, group.settings), (recorded.options, group.options)):
         now = secrets.mask(json.loads(json.dumps(plain)))
-        then = stored_names.rename(before.get(facts, {}), stored_names.SETTINGS)
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
                 yield f"{key}: {then.get(key) or 'not set'}, now {now.get(key) or 'not set'}"
@@ -111,7 +110,7 @@ def _read_programs(original: Original) -> list[_Program]:
             _Program(
                 script=str(job["workload"]["script"]),
                 sources={source["name"]: source["digest"] for source in job["workload"]["sources"]},
-                params=_rename_params(dict(job["workload"]["params"])),
+                params=dict(job["workload"]["params"]),
             )
             for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
         ]
@@ -122,31 +121,28 @@ def _read_programs(original: Original) -> list[_Program]:
         ) from error
 
 
-def _rename_params(params: dict[str, str]) -> dict[str, str]:
-    return params if work_units.PARAM in params else stored_names.rename_params(params)
-
-
 def _describe_change(words: str, before: str | None, now: str | None) -> str:
     return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
 
 
 def _compare_devices(original: Original, group: Group) -> Iterable[str]:
     device = group.device
-    was_simulated = original.get_fact("simulated") == "true"
+    before = original.group
+    was_simulated = before.is_simulated
     if was_simulated != device.is_simulated:
         yield "device: simulated, now real" if was_simulated else "device: real, now simulated"
-    if device.name != original.get_fact("device"):
-        yield _describe_change("device", original.get_fact("device"), device.name)
+    if device.name != before.device:
+        yield _describe_change("device", before.device, device.name)
     else:
-        yield _describe_change("another device of the same model", original.get_fact("gpu_uuid"), device.uuid)
+        yield _describe_change("another device of the same model", before.gpu_uuid, device.uuid)
     for key, value in device.facts.as_texts().items():
         if key not in _PASSING_DETAILS:
-            yield _describe_change(key.replace("_", " "), original.get_fact(key), value)
+            yield _describe_change(key.replace("_", " "), original.group.facts.get(key), value)
 
 
 def _compare_commits(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
-    yield _describe_change("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
-    if original.get_fact("git_changed") == "true":
+    yield _describe_change("git commit", original.group.facts.get("git_commit"), facts.get("git_commit"))
+    if original.group.facts.get("git_changed") == "true":
         yield "the original's source has uncommitted changes"
     if facts.get("git_changed") == "true":
         yield "the present source has uncommitted changes"

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import config_schema, option_loader, renamed_keys
+from pipeline.plan import config_schema, option_loader
 from pipeline.record.store import portable_paths
 from pipeline.record.stored_group import Original
 
@@ -37,7 +37,6 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
         raise ConfigError(_explain_damage(group, str(error).splitlines()[0])) from error
     if not isinstance(values, dict):
         raise ConfigError(_explain_damage(group, "it contains no settings"))
-    renamed_keys.rename_keys(values)
     if lacking := [key for key in (*_GROUPS, "sizes") if key not in values]:
         raise ConfigError(_explain_version(group, f"its configuration lacks {', '.join(lacking)}"))
     gpu = values.get("gpu")
@@ -98,7 +97,7 @@ def _explain_damage(group: Original, why: str) -> str:
 
 
 def _explain_version(group: Original, why: str) -> str:
-    commit = group.get_fact("git_commit") or "unknown"
+    commit = group.group.facts.get("git_commit") or "unknown"
     return (
         f"run {group.run_id} cannot be reproduced by this version of the project: {why}; "
         f"check out the commit of the run, {commit}"

@@ -58,14 +58,15 @@ class Reproduction:
 
     def only_its_group(self, plan: Plan) -> Plan:
         """Reduce the plan of the original's configuration to the original's group; ConfigError if it is missing."""
-        alike = [group for group in plan.groups if group.digest == self.original.get_fact("digest")]
-        block = self.original.get_fact("block")
-        alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
+        alike = [group for group in plan.groups if group.digest == self.original.group.digest]
+        recorded = self.original.group
+        alike = alike or [g for g in plan.groups if (g.name, g.block) == (recorded.name, recorded.block)]
         if not alike:
             names = ", ".join(dict.fromkeys(group.name for group in plan.groups))
             raise ConfigError(
-                f"reproduce={self.original.run_id}: its configuration no longer plans {self.original.name} (block "
-                f"{block}), only {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
+                f"reproduce={self.original.run_id}: its configuration no longer plans {recorded.name} (block "
+                f"{recorded.block}), only {names}; check out commit "
+                f"{recorded.facts.get('git_commit') or '(not recorded)'}"
             )
         group = dataclasses.replace(alike[0], number=1)
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,), goal=None)
@@ -81,17 +82,17 @@ class Reproduction:
                 f"reproduce={original.run_id}: reproduce_strict=true forbids differences; "
                 "set reproduce_strict=false to allow these: " + "; ".join(lines)
             )
-        block = original.get_fact("block")
-        what = f"reproduces {original.name}, block {block}, of {original.experiment} ({original.run_id})"
+        recorded = original.group
+        what = f"reproduces {recorded.name}, block {recorded.block}, of {original.experiment} ({original.run_id})"
         lines = [f"    differs: {line}" for line in lines] or ["    no recorded fact differs"]
         lines += [f"    {line}" for line in differences.list_masked_scripts(original, plan.groups[0])]
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
         """Format the metrics of both runs and their ratios as an aligned table; `-` is a missing metric."""
-        before, now = self.original.metrics, row.metrics
+        before, now = self.original.group.metrics, row.metrics
         lines = [("metric", "original", "now", "ratio")]
-        lines.append(("result", self.original.get_fact("result") or "-", row.result.value, ""))
+        lines.append(("result", self.original.group.result or "-", row.result.value, ""))
         for name in sorted({*before, *now}):
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"

@@ -9,7 +9,8 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.stored_group import FinishedGroup, Original
+from pipeline.record.group_record import GroupRecord
+from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import differences
 
 # Most groups that are compared, because each comparison reads a run with its artifacts.
@@ -19,7 +20,7 @@ _MOST_COMPARED = 4
 def explain(
     plan: Plan,
     groups: Sequence[Group],
-    finished: Sequence[FinishedGroup],
+    finished: Sequence[GroupRecord],
     inventory: Inventory,
     recall: Callable[[str], Original],
 ) -> list[str]:
@@ -39,7 +40,7 @@ def explain(
     changes: dict[str, Group] = {}
     for group in groups:
         programs = {job.workload.digest for job in group.jobs}
-        before = newest.get((group.name, str(group.block)))
+        before = newest.get((group.name, group.block))
         if before is None or compared.issuperset(programs) or len(compared) >= _MOST_COMPARED:
             continue
         compared.update(programs)

@@ -18,8 +18,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
-from pipeline.record.stored_group import FinishedGroup
 from tests.support.rows import group
+from tests.support.tracking_cases import SECOND, START, record
 
 
 def row(the_group, *rates, result=Result.OK) -> GroupResult:
@@ -108,11 +108,14 @@ def boot(tmp_path, monkeypatch):
 def entry(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
     """A group in the store, with the samples/s of its jobs."""
     of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
-    return FinishedGroup(
+    return record(
+        (),
         digest=the_group.digest,
         result=Result(result),
-        facts={"gpu_uuid": gpu or the_group.device.uuid, "boot_id": boot} | facts,
-        tags={"collocation.rates": json.dumps(of_each)},
+        facts={"boot_id": boot} | facts,
+        gpu_uuid=gpu or the_group.device.uuid,
+        notes={"rates": json.dumps(of_each)},
+        metrics={},
     )
 
 
@@ -249,8 +252,8 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
 
 def test_of_two_complete_attempts_the_newest_counts(plan):
     both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
-    old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
-    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
+    old = [dataclasses.replace(entry(group), start_ns=START + SECOND) for group in plan.groups]
+    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ns=START + 2 * SECOND) for group in plan.groups]
     for found in (old + new, new + old):
         _, known = resume.select_remaining(plan, found, gpus=both)
         assert {row.gpu_uuid for row in known} == {"GPU-other"}
@@ -307,7 +310,7 @@ def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     flagged = {"collocation.invalid": "job 0-a made no step in the last 3 s of the window"}
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
     good = entry(plan.groups[0], 100.0)
-    stored = dataclasses.replace(good, tags=good.tags | flagged)
+    stored = dataclasses.replace(good, invalid=flagged["collocation.invalid"])
     for baseline in (stood_still, *resume.select_remaining(plan, [stored])[1]):
         comparison = Comparison()
         assert comparison.add(baseline) == []
@@ -374,7 +377,7 @@ def test_other_answers_than_alone_are_wrong_results():
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [
-        dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
+        dataclasses.replace(entry(each), notes={"first_losses": json.dumps(of_jobs)})
         for each, of_jobs in zip(plan.groups, losses, strict=False)
     ]
     _, known = resume.select_remaining(plan, stored)

@@ -23,6 +23,7 @@ from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.support.container_programs import write_apptainer, write_image
 from tests.support.experiments import configs_of
+from tests.support.tracking_cases import record
 
 SYNTHETIC = "data.source=synthetic_device"
 
@@ -341,7 +342,7 @@ def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name
 
 
 def recorded(text: str) -> Original:
-    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
+    return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ import shutil
 import pytest
 
 from pipeline.base.domain.machine_state import MachineState
-from pipeline.base.domain.records import Result
 from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
 from pipeline.plan.source_digest import find_module_file, read_code
 from pipeline.record import resume
-from pipeline.record.stored_group import FinishedGroup
 from tests.conftest import GPU
+from tests.support.tracking_cases import record
 
 MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):\n    pass\n"
 
@@ -33,8 +32,9 @@ def project(tmp_path, monkeypatch):
 
 def stored(plan):
     """Every group of the plan as a result in the store."""
-    same = {"result": Result.OK, "facts": dict(MachineState.read(GPU).facts)}
-    return [FinishedGroup(digest=group.digest, settings=group.settings_digest, **same) for group in plan.groups]
+    facts = dict(MachineState.read(GPU).facts)
+    same = {"facts": facts, "gpu_uuid": GPU.uuid}
+    return [record((), digest=group.digest, settings_digest=group.settings_digest, **same) for group in plan.groups]
 
 
 def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(make_plan, project, monkeypatch):

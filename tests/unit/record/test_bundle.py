@@ -18,89 +18,84 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.store import bundle, bundle_archive, run_artifacts
+from pipeline.record import group_record
+from pipeline.record.store import bundle, bundle_archive, bundle_reader, results, run_artifacts, upload
 from pipeline.record.store.local_store import Store, open_store
 from pipeline.record.store.store_access import explain_read_only, open_named
 from pipeline.report import bundle_command
+from tests.support.bundles import list_files, make_groups
+from tests.support.tracking_cases import make_spool, sample, series
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
-RUN_ID = "0123456789abcdef" * 2
-OTHER_ID = "f" * 32
-GROUP_FILE = f"artifacts/{RUN_ID}/group.json"
-RUN: dict[str, Any] = {
-    "run_id": RUN_ID,
-    "name": "naive-2x-toy",
-    "status": "FINISHED",
-    "start_ms": 1_700_000_000_000,
-    "end_ms": None,
-    "user": "",
-    "tags": {"b": "2", "a": "1"},
-    "params": {"degree": "2"},
-    "metrics": {"loss": [[2.0, 5, 0], [None, 7, 1], [1.5, 9, 2]], "speed": [[3.5, 5, 0]]},
-}
+FIRST, SECOND = make_groups()[:2]
+RUN_ID = FIRST.run_id
+RECORD, GROUP_FILE = (f"groups/{RUN_ID}/{name}" for name in ("record.json", "artifacts/group.json"))
 
 
 @pytest.fixture
-def store(tmp_path: Path, template_store: Path) -> Store:
-    """A store with a run of the experiment `study` and its artifacts."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
-    opened = open_store(tmp_path / "mlruns")
-    experiment_id = opened.open_experiment("study")
-    artifacts = tmp_path / "mlruns" / "artifacts" / "study"
-    runs = [RUN, {**RUN, "run_id": OTHER_ID, "start_ms": RUN["start_ms"] + 1}]
-    database_tables.insert_runs(tmp_path / "mlruns" / "mlflow.db", experiment_id, artifacts.as_uri(), runs)
-    folder = artifacts / RUN_ID / "artifacts"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "group.json").write_text("{}")
-    (folder / "sub" / "data.bin").write_bytes(bytes(range(256)))
-    (folder / "sub" / "same.bin").write_bytes(bytes(range(256)))
-    (folder / "link").symlink_to("/etc/passwd")
-    return opened
+def store(root: Path) -> Store:
+    """A store with two groups of the experiment `study` and their artifacts, among them a link."""
+    for group in (FIRST, SECOND):
+        folder = make_spool(root, group, group.spool_id, all_series={"0": series()})
+        (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
+        (folder / "artifacts" / "sub").mkdir()
+        (folder / "artifacts" / "group.json").write_text("{}")
+        (folder / "artifacts" / "sub" / "data.bin").write_bytes(bytes(range(256)))
+        (folder / "artifacts" / "sub" / "same.bin").write_bytes(bytes(range(256)))
+        (folder / "jobs" / "0" / "environment.txt").write_text("a @ file:///fast/alice/a-1.0-py3-none-any.whl\n")
+        (folder / "jobs" / "0" / "stdout.log").write_text("/fast/alice/clone/x\n")
+        upload.send(lambda _: open_store(root), folder, series_points=100)
+    for data in root.glob("artifacts/study/*/artifacts/sub/data.bin"):
+        data.with_name("link").symlink_to("/etc/passwd")
+    return open_store(root)
 
 
-def read(store: Store) -> dict[str, tuple[object, ...]]:
-    experiment = store.client.get_experiment_by_name("study")
-    runs = store.client.search_runs([experiment.experiment_id])
-    history = store.client.get_metric_history
-    return {
-        run.info.run_id: (
-            (run.info.run_name, run.info.status, run.info.start_time, run.info.end_time),
-            list(run.data.tags.items()),
-            run.data.params,
-            {
-                key: [(repr(p.value), p.timestamp, p.step) for p in history(run.info.run_id, key)]
-                for key in run.data.metrics
-            },
-            {key: repr(value) for key, value in run.data.metrics.items()},
-        )
-        for run in runs
-    }
-
-
-def test_a_bundle_has_all_runs_points_and_artifacts_and_is_read_like_a_store(store: Store, tmp_path: Path) -> None:
-    file = tmp_path / "study.tar.xz"
+def test_a_bundle_has_all_records_and_artifacts_and_is_imported_as_it_was_sent(
+    store: Store, root: Path, tmp_path: Path, template_store: Path
+) -> None:
+    file, other = tmp_path / "study.tar.xz", tmp_path / "other"
     assert bundle.export(store, "study", file) == 2
-    opened = bundle.open_bundle(file)
-    assert read(opened) == read(store) and len(read(opened)) == 2
-    folder = Path(opened.client.download_artifacts(RUN_ID, ""))
+    experiment, records = bundle_reader.read_records(file)
+    stored = results.read_stored_groups(store, "study")
+    assert experiment == "study" and [group.metrics for group in records] == [group.metrics for group in stored]
+    assert [group.run_ids for group in records] == [group.run_ids for group in stored]
+    folder = bundle_reader.locate(file, records[0].run_id)
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert files == {"group.json", "sub/data.bin", "sub/same.bin"}
-    assert {(folder / "sub" / f"{name}.bin").read_bytes() for name in ("data", "same")} == {bytes(range(256))}
+    assert files >= {"group.json", "sub/data.bin", "sub/same.bin", "series.json", "samples.parquet"}
+    assert "sub/link" not in files and (folder / "sub" / "same.bin").read_bytes() == bytes(range(256))
     with tarfile.open(file) as archive:
-        assert [entry.linkname for entry in archive.getmembers() if entry.islnk()] == [
-            f"artifacts/{RUN_ID}/sub/data.bin"
-        ]
+        assert {entry.linkname.rpartition("/")[2] for entry in archive.getmembers() if entry.islnk()} >= {"data.bin"}
+    shutil.copytree(template_store, other)
+    assert [bundle.unpack(file, other), bundle.unpack(file, other)] == ["study", "study"]
+    assert list_contents(open_store(other)) == list_contents(store)
+
+
+def list_contents(store: Store) -> dict[str, object]:
+    """Return what MLflow has of each run, apart from the names of the machine."""
+    (experiment,) = (found for found in store.client.search_experiments() if found.name == "study")
+    return {
+        f"{run.data.tags['mlflow.collocation.spool_id']} {run.info.run_name}": (
+            (run.info.status, run.info.start_time, run.info.end_time, sorted(run.data.tags), sorted(run.data.params)),
+            {
+                key: [(point.step, point.timestamp, point.value) for point in history]
+                for key in run.data.metrics
+                for history in [store.client.get_metric_history(run.info.run_id, key)]
+            },
+            sorted(artifact.path for artifact in store.client.list_artifacts(run.info.run_id)),
+        )
+        for run in store.client.search_runs([experiment.experiment_id])
+    }
 
 
 OPENING = """
 import sys, time
 from pathlib import Path
-from pipeline.record.store import bundle
-print(bundle.open_bundle(Path(sys.argv[1])).root, flush=True)
+from pipeline.record.store import bundle_reader
+print(bundle_reader.extract(Path(sys.argv[1])), flush=True)
 time.sleep(60)
 """
 
@@ -126,42 +121,19 @@ def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_
             with start() as later:
                 new = Path((later.stdout or sys.stdin).readline().strip())
                 later.kill()
-            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "mlflow.db").is_file()
+            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "groups").is_dir()
         finally:
             living.kill()
             killed.kill()
 
 
-def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.tar.xz", tmp_path / "second.tar.xz"
-    bundle.export(store, "study", first)
-    bundle.export(bundle.open_bundle(first), "study", second)
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_a_bundle_names_no_folder_user_or_host(store: Store, tmp_path: Path) -> None:
-    tags = {
-        "collocation.role": "group",
-        "collocation.user": "alice",
-        "collocation.host": "node-17",
-        "collocation.program_repository": "/fast/alice/clone",
-        "mlflow.source.name": "/fast/alice/clone/run.py",
-    }
-    text = {"environment.txt": "a @ file:///fast/alice/a-1.0-py3-none-any.whl\n", "stdout.log": "/fast/alice/clone/x\n"}
-    root = tmp_path / "mlruns"
-    run = {**RUN, "run_id": "a" * 32, "tags": tags, "user": "alice", "params": {"script": "workloads/toy.py"}}
-    artifacts = root / "artifacts" / "study"
-    database_tables.insert_runs(root / "mlflow.db", store.open_experiment("study"), artifacts.as_uri(), [run])
-    folder = artifacts / run["run_id"] / "artifacts"
-    folder.mkdir(parents=True)
-    for name, content in text.items():
-        (folder / name).write_text(content)
     bundle.export(store, "study", tmp_path / "study.tar.xz")
     with tarfile.open(tmp_path / "study.tar.xz") as archive:
         files = {entry.name: file.read() for entry in archive if (file := archive.extractfile(entry)) is not None}
     assert not any(word in content for word in (b"alice", b"/fast", b"node-17") for content in files.values())
-    assert files[f"artifacts/{run['run_id']}/stdout.log"] == b"$PROJECT/x\n"
-    assert b"\na==1.0\n" in files[f"artifacts/{run['run_id']}/environment.txt"]
+    job = f"groups/{results.read_stored_groups(store, 'study')[0].run_id}/jobs/0"
+    assert files[f"{job}/stdout.log"].startswith(b"$FOLDER_") and b"\na==1.0\n" in files[f"{job}/environment.txt"]
 
 
 def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_database(
@@ -172,10 +144,11 @@ def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_databa
     moved = open_named(tmp_path / "moved")
     bundle.export(moved, "study", tmp_path / "after.tar.xz")
     assert (tmp_path / "before.tar.xz").read_bytes() == (tmp_path / "after.tar.xz").read_bytes()
-    assert run_artifacts.fetch(moved, RUN_ID, "group.json", tmp_path) == (
-        tmp_path / "moved" / "artifacts" / "study" / RUN_ID / "artifacts" / "group.json"
+    run_id = results.read_stored_groups(moved, "study")[0].run_id
+    assert run_artifacts.fetch(moved, run_id, "group.json", tmp_path) == (
+        tmp_path / "moved" / "artifacts" / "study" / run_id / "artifacts" / "group.json"
     )
-    assert run_artifacts.fetch(moved, RUN_ID, "none", tmp_path) is None
+    assert run_artifacts.fetch(moved, run_id, "none", tmp_path) is None
     assert "was moved; run" in explain_read_only(tmp_path / "moved", "study")
 
 
@@ -187,31 +160,23 @@ def test_missing_artifacts_are_an_error_not_an_empty_bundle(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("uri", ["", ".", "file:///"])
-def test_a_run_without_a_folder_of_its_own_has_no_artifacts(
-    uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_folder_of_a_run_has_its_artifacts_whatever_the_database_says(
+    uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (group, _) = results.read_stored_groups(store, "study")
+    job_id = group.jobs[0].run_id
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as database, database:
-        database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, RUN_ID))
+        database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, job_id))
     (tmp_path / "current").mkdir()
-    (tmp_path / "current" / "group.json").write_text("private")
+    (tmp_path / "current" / "stdout.log").write_text("private")
     monkeypatch.chdir(tmp_path / "current")
     file = tmp_path / "study.tar.xz"
     assert bundle.export(store, "study", file) == 2
     with tarfile.open(file) as archive:
-        assert not [name for name in archive.getnames() if RUN_ID in name]
-    assert capsys.readouterr().err == (
-        f"note: no artifacts of 1 run in {file}: artifact_uri is no folder of the run ({RUN_ID}: {uri!r})\n"
-    )
-    assert run_artifacts.fetch(open_store(tmp_path / "mlruns"), RUN_ID, "group.json", tmp_path) is None
-
-
-def test_importing_twice_adds_no_run_twice(store: Store, tmp_path: Path, template_store: Path) -> None:
-    file, root = tmp_path / "study.tar.xz", tmp_path / "other"
-    shutil.copytree(template_store, root)
-    bundle.export(store, "study", file)
-    assert [bundle.unpack(file, root), bundle.unpack(file, root)] == ["study", "study"]
-    assert read(open_store(root)) == read(store)
-    assert (root / "artifacts" / "study" / RUN_ID / "artifacts" / "group.json").is_file()
+        content = archive.extractfile(f"groups/{group.run_id}/jobs/0/stdout.log")
+        assert content is not None and b"private" not in content.read()
+    path = run_artifacts.fetch(open_store(tmp_path / "mlruns"), job_id, "stdout.log", tmp_path)
+    assert path is not None and path.is_relative_to(tmp_path / "mlruns")
 
 
 def test_what_cannot_be_exported_is_one_line(store: Store, tmp_path: Path, capsys) -> None:
@@ -221,14 +186,14 @@ def test_what_cannot_be_exported_is_one_line(store: Store, tmp_path: Path, capsy
     lines = capsys.readouterr().err.splitlines()
     assert ["has no experiment 'none'" in lines[0], "choose another file with --out" in lines[1]] == [True, True]
     assert bundle_command.main(["--experiment", "study", "--root", root, "--out", str(tmp_path / "a.xz")]) == 0
-    assert "2 runs of experiment study" in capsys.readouterr().out
+    assert "2 groups of experiment study" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with one run and one artifact, written without a store."""
     folder = tmp_path_factory.mktemp("exported")
-    contents: dict[str, Path | bytes] = {"runs.jsonl": f"{json.dumps(RUN)}\n".encode(), GROUP_FILE: b"{}"}
+    contents = {**list_files([FIRST]), GROUP_FILE: b"{}"}
     bundle_archive.write(folder / "study.tar.xz", "study", contents)
     return folder / "study.tar.xz"
 
@@ -267,44 +232,42 @@ def change_file(name: str, content: bytes) -> Change:
     return change
 
 
-def change_runs(**values: Any) -> Change:
-    return change_file("runs.jsonl", json.dumps({**RUN, **values}).encode())
+def change_record(**values: Any) -> Change:
+    return change_file(RECORD, json.dumps({**json.loads(group_record.encode(FIRST)), **values}).encode())
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "another version": (lambda head, _: head.update(version=2), "has format version 2"),
+    "another version": (lambda head, _: head.update(version=3), "has format version 3"),
     "another kind": (lambda head, _: head.update(kind="x"), "is not a bundle of this project"),
     "no experiment": (lambda head, _: head.update(experiment=""), "incomplete manifest.json"),
     "a wrong digest": (lambda _, files: files.update({GROUP_FILE: b"[]"}), "does not match its digest"),
     "a wrong size": (lambda _, files: files.update({GROUP_FILE: b"[1]"}), "has 3 bytes instead of 2"),
     "a file that is not listed": (lambda _, files: files.update({"more": b""}), "which its manifest does not list"),
-    "a missing file": (lambda _, files: files.pop(GROUP_FILE) and None, "lacks 1 file, such as artifacts/"),
-    "an absolute path": (add_file("/tmp/colloc-x"), "which is no artifact of a run"),
-    "a path outside": (add_file(f"artifacts/{RUN_ID}/../../../x"), "which is no artifact of a run"),
-    "a second spelling": (add_file(f"artifacts/{RUN_ID}//x"), "which is no artifact of a run"),
-    "a file beside": (add_file("x"), "which is no artifact of a run"),
-    "a name that is not UTF-8": (add_file(f"artifacts/{RUN_ID}/\udcff"), "which is no artifact of a run"),
-    "a name with a line break": (add_file(f"artifacts/{RUN_ID}/a\nb"), "which is no artifact of a run"),
+    "a missing file": (lambda _, files: files.pop(GROUP_FILE) and None, "lacks 1 file, such as groups/"),
+    "an absolute path": (add_file("/tmp/colloc-x"), "which is no file of a group"),
+    "a path outside": (add_file(f"groups/{RUN_ID}/artifacts/../../../x"), "which is no file of a group"),
+    "a second spelling": (add_file(f"groups/{RUN_ID}/artifacts//x"), "which is no file of a group"),
+    "a file beside": (add_file("x"), "which is no file of a group"),
+    "a name that is not UTF-8": (add_file(f"groups/{RUN_ID}/artifacts/\udcff"), "which is no file of a group"),
+    "a name with a line break": (add_file(f"groups/{RUN_ID}/artifacts/a\nb"), "which is no file of a group"),
     "a file in a file": (add_file(f"{GROUP_FILE}/x"), "is not a complete bundle"),
-    "a name too long": (add_file(f"artifacts/{RUN_ID}/{'x' * 300}"), "is not a complete bundle"),
+    "a name too long": (add_file(f"groups/{RUN_ID}/artifacts/{'x' * 300}"), "is not a complete bundle"),
     "an impossible size": (lambda head, _: head["files"][GROUP_FILE].update(bytes=-1), "impossible list of files"),
     "a bomb": (lambda head, _: head["files"][GROUP_FILE].update(bytes=1 << 40), "would unpack to"),
     "an experiment on two lines": (lambda head, _: head.update(experiment="a\nb"), "incomplete manifest.json"),
-    "runs that are not UTF-8": (change_file("runs.jsonl", b"\xff"), "impossible run in runs.jsonl"),
-    "deep runs": (change_file("runs.jsonl", b"[" * 100_000), "impossible run in runs.jsonl"),
-    "a run that is a list": (change_file("runs.jsonl", b"[]"), "impossible run in runs.jsonl"),
-    "a run twice": (change_file("runs.jsonl", f"{json.dumps(RUN)}\n".encode() * 2), "a run is listed twice"),
-    "tags that are a list": (change_runs(tags=[]), "impossible run in runs.jsonl"),
-    "half of a surrogate pair": (change_runs(tags={"a": "\ud800"}), "impossible run in runs.jsonl"),
-    "an infinite metric": (change_runs(metrics={"a": [[1e999, 2, 3]]}), "impossible time or metric"),
-    "a metric that is NaN": (change_runs(metrics={"a": [[float("nan"), 2, 3]]}), "impossible time or metric"),
-    "a step of 80 bits": (change_runs(metrics={"a": [[1.0, 2, 1 << 80]]}), "impossible time or metric"),
-    "a start in the year 9999": (change_runs(start_ms=253_402_300_799_000), "impossible time or metric"),
-    "a time that is a truth": (change_runs(end_ms=True), "time or metric that is not a number"),
-    "a foreign run id": (change_runs(run_id="../../x"), "is not a run id"),
-    "a foreign status": (change_runs(status="x'; DROP"), "has the unknown status"),
-    "a tag that is no text": (change_runs(tags={"a": 1}), "name, tag or param that is not a text"),
-    "a metric that is no number": (change_runs(metrics={"a": [["1", 2, 3]]}), "time or metric that is not a number"),
+    "a record that is not UTF-8": (change_file(RECORD, b"\xff"), "has an impossible record"),
+    "a deep record": (change_file(RECORD, b"[" * 100_000), "has an impossible record"),
+    "a record that is a list": (change_file(RECORD, b"[]"), "has an impossible record"),
+    "facts that are a list": (change_record(facts=[]), "facts must be an object"),
+    "an infinite metric": (change_record(metrics={"a": 1e999}), "a metric is not finite"),
+    "a metric that is NaN": (change_record(metrics={"a": float("nan")}), "a metric is not finite"),
+    "a start in the year 9999": (change_record(start_ns=9 * 10**21), "a run has an impossible time"),
+    "a time that is a truth": (change_record(end_ns=True), "end_ns must be a whole number"),
+    "the record of another run": (change_record(run_id="f" * 32), "is not that of its folder"),
+    "a spool id that is a path": (change_record(spool_id="../../x"), "is not an id"),
+    "a foreign result": (change_record(result="x'; DROP"), "result must be one of ok, "),
+    "a fact that is no text": (change_record(facts={"a": 1}), "facts.a must be a text"),
+    "a metric that is no number": (change_record(metrics={"a": "1"}), "metrics.a must be a number"),
 }
 
 
@@ -334,7 +297,7 @@ def change_entry(exported: Path, changed: Path, **values: Any) -> Path:
 ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "a symbolic link": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "does not list as this"),
     "a hard link outside": ({"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"}, "does not list as this"),
-    "a hard link to another content": ({"type": tarfile.LNKTYPE, "linkname": "runs.jsonl"}, "does not list as this"),
+    "a hard link to another content": ({"type": tarfile.LNKTYPE, "linkname": RECORD}, "does not list as this"),
     "a hard link to itself": ({"type": tarfile.LNKTYPE, "linkname": GROUP_FILE}, "is not a complete bundle"),
     "a device": ({"type": tarfile.CHRTYPE}, "does not list as this"),
     "a folder": ({"type": tarfile.DIRTYPE}, "does not list as this"),

@@ -6,33 +6,32 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.domain.tags import Tag, fact_tag
+from pipeline.base.domain.tags import Tag
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError
-from pipeline.record import group_folder
+from pipeline.record import group_folder, group_record, owner
 from pipeline.record.shards import orphaned_runs
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
-from tests.support.tracking_cases import as_running, make_spool, record
+from tests.support.tracking_cases import SECOND, as_running, child, make_spool, record, store_groups
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 @pytest.fixture
 def store(root):
     """A store with three groups of two units, each with a job; the last one has ended."""
-    store = open_store(root)
-    experiment_id = store.open_experiment("e")
+    groups = []
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
-        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.SHARD: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
-        tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host_info.user_name()}
-        run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
-        tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}
-        job = store.client.create_run(experiment_id, tags=tags, run_name=f"job of {name}")
-        if name == "ended":
-            store.client.set_terminated(job.info.run_id)
-            store.client.set_terminated(run.info.run_id)
-    return store
+        facts = {"plan": "p", "slurm_task": f"c1/9_{unit}", "user": host_info.user_name()}
+        job = child(0, name=f"job of {name}", metrics={})
+        group = record((job,), experiment="e", name=name, shard=unit, program_digest=f"of {name}", facts=facts)
+        group = dataclasses.replace(group, start_ns=group.start_ns + number * SECOND)
+        running = dataclasses.replace(job, result=None, end_ns=None)
+        groups.append(group if name == "ended" else dataclasses.replace(as_running(group), jobs=(running,)))
+    store_groups(root, *groups)
+    return open_store(root)
 
 
 def endings(store):
@@ -54,7 +53,7 @@ def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
-        **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
+        **dict.fromkeys(["ended", "job of ended"], ("FINISHED", "ok")),
     }
     assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == []
 
@@ -72,18 +71,15 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
 
     monkeypatch.setattr(orphaned_runs.squeue, "read_cluster_states", states_on)
     assert orphaned_runs.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
-    assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
-        each for name in closed for each in (f"job of {name}", name)
-    ]
+    killed = {name for name, (status, _) in endings(store).items() if status == "KILLED"}
+    assert killed == {run for name in closed for run in (f"job of {name}", name)}
 
 
 def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, store):
-    plain = record((), experiment="e", spool_id="alive")
-    tags = {**plain.parent.tags, Tag.ROLE: "group", Tag.DESCRIPTION: "ok"}
-    ended = dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags))
+    ended = record((), experiment="e", spool_id="alive", metrics={})
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
-    name = ended.parent.name
+    name = ended.name
     assert name in orphaned_runs.close_silent(store, "e", 3600)
     assert "host was lost" in described(store)[name]
     group_folder.write(folder, ended)
@@ -98,16 +94,12 @@ def test_what_is_silent_is_closed_when_asked(store):
 
 
 def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):
-    running = record((), state="open", host="another", boot_id="", machine_id="")
-    folder = make_spool(tmp_path, running)
-    group_folder.write(
-        folder, dataclasses.replace(running, parent=dataclasses.replace(running.parent, status="RUNNING"))
-    )
+    folder = make_spool(tmp_path, as_running(record((), host="another", boot_id="", machine_id="")))
     assert group_folder.survey(folder.parents[1]).elsewhere == {folder: "another"}
-    assert group_folder.read(folder).state == "open"
-    monkeypatch.setattr(group_folder.platform, "node", lambda: "another")
+    assert not group_record.read(folder).is_closed
+    monkeypatch.setattr(owner.platform, "node", lambda: "another")
     assert group_folder.survey(folder.parents[1]).ready == (folder,)
-    assert group_folder.read(folder).state == "closed"
+    assert group_record.read(folder).is_closed
 
 
 @pytest.mark.parametrize("reply", ["BAD_REQUEST: (sqlite3.IntegrityError) UNIQUE constraint failed: tags.key", "no"])

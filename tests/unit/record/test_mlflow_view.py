@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.mlflow_internals import pages
+from pipeline.record.store import pages
 from pipeline.record.store.local_store import open_store
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 @pytest.mark.slow

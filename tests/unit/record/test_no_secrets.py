@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.mlflow_internals.file_store import ScriptRun
+from pipeline.base.domain.script_runs import ScriptRun
 from pipeline.launch.job_state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import config_reader, plan_text
 from pipeline.plan import plan_builder as planning
-from pipeline.record import group_folder, provenance, tracking_server
+from pipeline.record import group_record, provenance, tracking_server
 from pipeline.record.invocation import Invocation
 from pipeline.record.spool import Spool
 from pipeline.record.store.content import RunContent
@@ -89,7 +89,7 @@ def test_what_is_no_secret_is_there(recorded):
     assert texts["script-train.py"].count("\n") == PROGRAM.count("\n")
     compile(texts["script-train.py"], "train.py", "exec")
     assert "+print('changed')" in texts["uncommitted.diff"] and "-print('done')" in texts["uncommitted.diff"]
-    params = json.loads(texts["record.json"])["children"][0]["params"]
+    params = json.loads(texts["record.json"])["jobs"][0]["params"]
     assert params["args"].count("--lr=1") == len(FORMS)
     assert "Database=d" in params["args"] and "https://h/?access_token=" in params["args"]
     assert json.loads(texts["group.json"])["key"] != "<hidden>"
@@ -114,8 +114,8 @@ def test_a_name_that_only_looks_like_that_of_a_secret_hides_nothing(tmp_path):
     configs = config_reader.read([composed(overrides)])
     (group,) = planning.build_plan(configs, inventory_of(configs), is_sweep=False).groups
     with Spool(tmp_path, Recorded(), {}, {}).open(group) as run:
-        record = group_folder.read(run.folder)
-    params = record.children[0].params
+        record = group_record.read(run.folder)
+    params = record.jobs[0].params
     assert {name: json.loads(params[f"flags.{name}"]) for name in values} == {name: [v] for name, v in values.items()}
     config = (run.folder / "artifacts" / "config.yaml").read_text()
     assert "<hidden>" not in config

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError, TrackingError
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content, results
 from pipeline.record.store.local_store import open_store
+from tests.support.tracking_cases import SECOND, START, as_running, store_groups
+from tests.support.tracking_cases import record as group_record
 
 NOW_S = 1000.0
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
@@ -33,8 +34,11 @@ def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> Gro
         | facts
         | ({} if result is None else {"result": result})
     )
+    later = facts.pop("later_plans", ())
+    given = {name: value for name, value in given.items() if name != "later_plans"}
     return GroupRun(
         name=digest,
+        later_plans=later,
         status="RUNNING" if result is None else "FINISHED",
         start_ms=900_000,
         end_ms=None if result is None else 910_000,
@@ -137,38 +141,36 @@ def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later,
 
 
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
+    def measured(digest: str, shard: int = 1, **facts: str) -> GroupRecord:
+        facts = {"plan": "p1", "plan_shards": "1x2", "boot_id": "b", "command_line": "run.py", **facts}
+        return group_record((), digest=digest, experiment="e", shard=shard, facts=facts, gpu_uuid=f"GPU-{shard}")
+
+    of_new_plan = {"plan": "p2", "plan_shards": "2x1,1x1"}
+    last = replace(measured("c", 2, **of_new_plan, command_line="run.py degree=2"), start_ns=START + SECOND)
+    groups = store_groups(root, measured("a"), measured("b"), last)
+    *old, newest = (group.run_id for group in groups)
     store = open_store(root)
-    experiment = store.open_experiment("e")
-
-    def measured(digest: str, **told_by_it: object) -> str:
-        facts = {"role": "group", **run(1, digest, plan="p1", plan_shards="1x2").facts} | told_by_it
-        tags = {fact_tag(name): str(value) for name, value in facts.items()}
-        run_id = str(store.client.create_run(experiment, run_name=digest, tags=tags).info.run_id)
-        store.client.set_terminated(run_id)
-        return run_id
-
-    old = [measured("a"), measured("b")]
-    newest = measured("c", plan="p2", plan_shard=2, plan_shards="2x1,1x1", command_line="run.py degree=2")
     assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
-    facts = {"plan": "p2", "plan_shards": "2x1,1x1"}
-    reused_results.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
+    reused_results.take_over(store, dict.fromkeys(old, 1), {**of_new_plan, "command_line": "run.py degree=2"})
     found = overview.read_overview(root, "e")
     assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
-    assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
+    plans = [[facts["plan"] for facts in group.plan_facts] for group in results.find_finished(store, "e")]
+    assert sorted(plans) == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
     reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
-    reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
+    reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it
     found = overview.read_overview(root, "e")
-    assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
+    assert found.is_done and (found.plan, found.command) == ("p3", of_one_group["command_line"])
+    assert store.client.get_run(newest).data.tags["mlflow.collocation.taken_over_by"].endswith(content.CUT)
 
 
 def test_of_the_plans_that_have_a_result_the_last_one_counts(seen) -> None:
     """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
     shorter, whole = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
-    stopped = run(1, "a", plan="p2", plan_shards="1x2", taken_over_by=json.dumps([shorter]))
+    stopped = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
     assert seen(stopped).is_done
-    resumed = run(1, "a", plan="p2", plan_shards="1x2", taken_over_by=json.dumps([shorter, whole]))
+    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, whole])
     assert [shard.state for shard in seen(resumed).shards] == ["done", "not begun"]
 
 
@@ -345,9 +347,8 @@ def test_simulated_gpus_are_named(seen) -> None:
 
 
 def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
-    def record(name: str, result: Result, experiment: str = "e") -> SimpleNamespace:
-        parent = SimpleNamespace(status=result.mlflow_status, tags={Tag.RESULT: result})
-        return SimpleNamespace(spool_id=name, experiment=experiment, parent=parent)
+    def record(name: str, result: Result, experiment: str = "e") -> GroupRecord:
+        return group_record((), spool_id=name, experiment=experiment, result=result)
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
@@ -476,27 +477,19 @@ def test_a_store_that_says_nothing_of_shards_is_an_error(seen) -> None:
         seen()
 
 
-def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -> None:
+def test_running_groups_are_read_and_deleted_ones_are_not(root) -> None:
+    facts = {"plan": "p"}
+    groups = [group_record((), number, experiment="e", facts=facts) for number in (1, 2, 3)]
+    store_groups(root, groups[0], as_running(replace(groups[1], start_ns=START + SECOND)), groups[2])
     store = open_store(root)
-    experiment = store.open_experiment("e")
-    for number, role in enumerate(("group", "job", "group"), start=1):
-        tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
-        run = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
-        if number == 1:
-            store.client.set_terminated(run.info.run_id, end_time=9)
-    deleted = store.client.create_run(experiment, tags={"collocation.role": "group"})
-    store.client.delete_run(deleted.info.run_id)
-    names = ("plan", "result")
-
-    def read() -> list[tuple[object, ...]]:
-        found = group_runs.read_groups(root, "e", names)
-        return [(g.name, g.status, g.start_ms, g.end_ms, *(g.facts.get(name) for name in names)) for g in found]
-
-    with monkeypatch.context() as without:
-        without.setattr(group_runs.results, "find_runs", None)
-        directly = read()
-    assert directly == [("r1", "FINISHED", 1, 9, "p", "ok"), ("r3", "RUNNING", 3, None, "p", "ok")]
-    monkeypatch.setattr(group_runs, "_read_database", lambda *_: [])
-    assert read() == directly
+    store.client.delete_run(results.find_finished(store, "e")[1].run_id)
+    first, second = group_runs.read_groups(root, "e")
+    assert (first.status, first.end_ms is None, first.facts["plan"], first.facts["result"]) == (
+        "FINISHED",
+        False,
+        "p",
+        "ok",
+    )
+    assert (second.name, second.status, second.end_ms, "result" in second.facts) == ("group 2", "RUNNING", None, False)
     with pytest.raises(TrackingError, match="no experiment 'f'"):
-        group_runs.read_groups(root, "f", names)
+        group_runs.read_groups(root, "f")

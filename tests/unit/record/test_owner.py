@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.base.system import host_info
-from pipeline.record import group_folder, owner
+from pipeline.record import group_folder, group_record, owner
 from pipeline.record.owner import Owner, Standing
 from tests.support.tracking_cases import child, make_spool, record
 
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def left_open(tmp_path: Path, name: str = "0001-a", **whose: str) -> Path:
     """The folder of a group that was left open by an orchestrator of this machine, unless `whose` says otherwise."""
     of = {"host": "here", "boot_id": BOOT, "machine_id": MACHINE} | whose
-    running = record((child(0, status="RUNNING", end_ns=None),), state="open", spool_id=name, **of)
+    running = record((child(0, result=None, end_ns=None),), spool_id=name, **of)
     folder = make_spool(tmp_path, running, name)
     os.utime(folder / "record.json", (1, 1))
     return folder
@@ -83,10 +83,10 @@ def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only
     assert len(group_folder.read_ended(spool)) == 2
     survey = group_folder.survey(spool)
     assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
-    assert [group_folder.read(folder).state for folder in (of_container, theirs)] == ["closed", "open"]
+    assert [group_record.read(folder).is_closed for folder in (of_container, theirs)] == [True, False]
     survey = group_folder.survey(spool, closes_lost=True)
     assert (theirs in survey.ready, survey.elsewhere) == (True, {})
-    assert group_folder.read(theirs).parent.status == "KILLED"
+    assert group_record.read(theirs).status == "KILLED"
 
 
 def test_a_container_that_lives_keeps_its_group_by_its_lock(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_group_that_is_written_is_left_to_whoever_writes_it(tmp_path, monkeypa
         is_over.set()
         listener.join()
     assert (survey.ready, list(survey.elsewhere)) == ((), [folder])
-    assert group_folder.read(folder).state == "open"
+    assert not group_record.read(folder).is_closed
     survey = group_folder.survey(folder.parents[1], closes_lost=closes_lost)
     assert (survey.ready, list(survey.elsewhere)) == ((folder,), [])
 
@@ -146,9 +146,9 @@ def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, mon
     assert out.endswith(f" -m pipeline.tracking flush --root {root} --close-lost\n")
     monkeypatch.setattr(tracking.RequestHandler, "send", lambda *_: None)
     assert tracking.main(["flush", "--root", str(root), "--close-lost"]) == 0
-    assert group_folder.read(folder).state == "closed"
+    assert group_record.read(folder).is_closed
 
 
 def test_a_record_names_the_machine_that_wrote_it(tmp_path: Path) -> None:
-    found = group_folder.read(make_spool(tmp_path, record(())))
+    found = group_record.read(make_spool(tmp_path, record(())))
     assert (found.boot_id, found.machine_id) == (BOOT, MACHINE)

@@ -8,25 +8,29 @@ import pytest
 
 from pipeline.base.domain.package_locks import make_portable, parse_lock
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.store import portable_paths
 from pipeline.record.store.portable_paths import PortablePaths
+from tests.support.tracking_cases import record
 
-TAGS = {
-    "collocation.role": "group",
-    "collocation.working_folder": "/home/alice/study",
-    "collocation.program_repository": "/fast/alice/clone",
-    "collocation.environment_0_python": "/opt/torch/.venv/bin/python3",
-    "collocation.user": "alice",
-    "collocation.host": "gpu-node-17",
-    "mlflow.user": "alice",
-    "collocation.command_line": "run.py tracking.root=/tmp/runs data.root=/datasets/imagenet",
+FACTS = {
+    "working_folder": "/home/alice/study",
+    "program_repository": "/fast/alice/clone",
+    "environment_0_python": "/opt/torch/.venv/bin/python3",
+    "user": "alice",
+    "host": "gpu-node-17",
+    "command_line": "run.py tracking.root=/tmp/runs data.root=/datasets/imagenet",
 }
-PARAMS = {"script": "workloads/train_timm.py"}
+
+
+def group(**facts: str) -> GroupRecord:
+    params = {"script": "workloads/train_timm.py"}
+    return record((), params=params, facts=FACTS | facts, host="gpu-node-17", reason="no /home/alice/x", uri="http://h")
 
 
 @pytest.fixture
 def paths() -> PortablePaths:
-    return PortablePaths([(TAGS, PARAMS)])
+    return PortablePaths([group()])
 
 
 @pytest.mark.parametrize(
@@ -62,38 +66,44 @@ def test_equal_folders_stay_equal_and_different_ones_stay_different(paths: Porta
     masked = [paths.mask(text) for text in texts]
     assert len(set(masked)) == len(texts) and not any(text.startswith("/") for text in masked)
     assert masked[0][:-1] == masked[1][:-1] and masked[0].startswith("$FOLDER_")
-    other = PortablePaths([({**TAGS, "collocation.host": "x", "collocation.user": "bob"}, PARAMS)])
+    other = PortablePaths([group(host="x", user="bob")])
     assert other.mask(texts[0]) == masked[0]
 
 
 def test_the_short_name_of_a_host_is_replaced_like_the_long_one() -> None:
-    paths = PortablePaths([({**TAGS, "collocation.host": "gpu-node-17.example.org"}, PARAMS)])
+    paths = PortablePaths([group(host="gpu-node-17.example.org")])
     short, long, domain = (paths.mask(f"{name} failed") for name in ("gpu-node-17", "gpu-node-17.example.org", "b.org"))
     assert short == long and short.startswith("host-") and domain == "b.org failed"
 
 
 def test_a_salt_changes_all_digests_and_keeps_equal_names_equal() -> None:
     text = "alice@gpu-node-17:/home/carol/x /datasets/a"
-    unsalted, first, again, other = (PortablePaths([(TAGS, PARAMS)], salt) for salt in ("", "a", "a", "b"))
+    unsalted, first, again, other = (PortablePaths([group()], salt) for salt in ("", "a", "a", "b"))
     assert first.mask(text) == again.mask(text)
     assert len({paths.mask(text) for paths in (unsalted, first, other)}) == 3
     for digests in zip(*(re.findall(r"[0-9a-f]{6}", paths.mask(text)) for paths in (unsalted, first)), strict=True):
         assert len(set(digests)) == 2
-    assert first.mask_tags(TAGS)["collocation.user"] == first.mask("alice@h").removesuffix("@h")
+    assert first.mask_record(group()).facts["user"] == first.mask("alice@h").removesuffix("@h")
 
 
 def test_two_projects_do_not_become_one() -> None:
-    paths = PortablePaths([(TAGS, PARAMS), ({**TAGS, "collocation.program_repository": "/app"}, PARAMS)])
+    paths = PortablePaths([group(), group(program_repository="/app")])
     first, second = paths.mask("/fast/alice/clone/a.py"), paths.mask("/app/a.py")
     assert first != second and first.startswith("$PROJECT_") and second.startswith("$PROJECT_")
 
 
 def test_masking_twice_changes_nothing_more(paths: PortablePaths) -> None:
-    tags = paths.mask_tags(TAGS)
-    assert tags["collocation.user"] == tags["mlflow.user"] == "user-2bd806"
-    assert not any("/home" in text or "alice" in text or "17" in text for text in tags.values())
-    again = PortablePaths([(tags, PARAMS)])
-    assert again.mask_tags(tags) == tags
+    masked = paths.mask_record(group())
+    assert (masked.facts["user"], masked.host, masked.machine_id, masked.uri) == (
+        "user-2bd806",
+        "host-2f073d",
+        "",
+        None,
+    )
+    texts = (*masked.facts.values(), masked.reason)
+    assert not any("/home" in text or "alice" in text or "17" in text for text in texts)
+    again = PortablePaths([masked])
+    assert again.mask_record(masked) == masked
     assert again.mask("/home/carol/x") == "$HOME_912ccc/x"
 
 

@@ -96,8 +96,8 @@ def test_a_clean_repository_is_told_by_its_commit(repository, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(PROJECT_DIR / ".git"))  # as a hook of git has it
     found = origin(repository)
     monkeypatch.delenv("GIT_DIR")
-    assert found.tags["mlflow.source.git.commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
-    assert found.tags["collocation.program_changed"] == "false" and found.uncommitted == ()
+    assert found.facts["program_commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
+    assert found.facts["program_changed"] == "false" and found.uncommitted == ()
 
 
 def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path):
@@ -114,7 +114,7 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     index = (repository / ".git/index").read_bytes()
     found = origin(repository)
     assert (repository / ".git/index").read_bytes() == index
-    assert (found.tags["mlflow.source.git.commit"], found.tags["collocation.program_changed"]) == (commit, "true")
+    assert (found.facts["program_commit"], found.facts["program_changed"]) == (commit, "true")
     text = provenance.join_uncommitted([found, found])
     assert "s3cret" not in text and "notes" not in text and text.count("+WIDTH = 2") == 1
     run(tmp_path, "git", "clone", "-q", str(repository), "clone")
@@ -153,7 +153,7 @@ def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
     if git.find_root(tmp_path) is not None:
         pytest.skip("temporary folders lie in a repository here")
     found = origin(tmp_path)
-    assert found.tags == {} and "+WIDTH = 1" in provenance.join_uncommitted([found])
+    assert found.facts == {} and "+WIDTH = 1" in provenance.join_uncommitted([found])
     assert "import model" not in provenance.join_uncommitted([found]), "the script is an artifact of its own"
 
 

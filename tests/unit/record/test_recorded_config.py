@@ -21,10 +21,11 @@ from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
 from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import GPU, inventory_of
+from tests.support.tracking_cases import record
 
 
 def recorded(text: str) -> Original:
-    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
+    return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
 @pytest.mark.sampled(2)
@@ -157,9 +158,8 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
         },
     )
     (group,) = planning.build_plan(configs, built, is_sweep=False).groups
-    facts = {"device": GPU.name, "gpu_uuid": GPU.uuid, "digest": group.digest}
-    tags = {f"collocation.{key}": value for key, value in facts.items()}
-    original = dataclasses.replace(recorded(""), tags=tags, files={})
+    stored = record((), device=GPU.name, gpu_uuid=GPU.uuid, digest=group.digest, run_id="r")
+    original = dataclasses.replace(recorded(""), group=stored, files={})
     (later,) = planning.build_plan(configs, to_build, is_sweep=False).groups
     assert later.digest != group.digest
     assert find(original, group, built, {}) == find(original, later, to_build, {}) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.record import request_table
-from pipeline.record.group_folder import Clock
+from pipeline.record.group_record import Clock
 from workloads import client
 
 

@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.point_series import PointSeries, thin_points
-from pipeline.base.mlflow_internals.file_store import read_script_runs
+from pipeline.base.domain.script_runs import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
 from pipeline.record import tracking_sender as sending
-from pipeline.record.group_folder import Clock
+from pipeline.record.group_record import Clock
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
 from pipeline.record.tracking_sender import Sender
-from tests.support.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of
+from tests.support.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of, series
 from workloads import client as job_client
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100, 101, 102, 399, 1000, 12345])
@@ -41,7 +42,7 @@ def test_a_series_keeps_a_bounded_number_of_points_the_first_and_the_last_among_
 
 
 def test_of_a_long_series_the_store_has_as_many_points_as_of_what_is_sampled(root: Path) -> None:
-    folder = make_spool(root, record((child(0, num_points=4001),)))
+    folder = make_spool(root, record((child(0),)), all_series={"0": series(num_points=4001)})
     store = open_store(root)
     upload.send(lambda uri: store, folder, series_points=50)
     run = by_name(store.client)["0-toy"]
@@ -112,7 +113,7 @@ def test_the_half_of_a_file_that_a_killed_sender_left_is_removed(root: Path) -> 
     folder = make_spool(root, record((child(0),)))
     store = open_store(root)
     runs = upload.begin(lambda uri: store, folder)
-    artifacts = Path(store.client.get_run(runs.children[0]).info.artifact_uri.removeprefix("file://"))
+    artifacts = Path(store.client.get_run(runs.jobs[0]).info.artifact_uri.removeprefix("file://"))
     artifacts.mkdir(parents=True, exist_ok=True)
     (artifacts / ".artifact.uploading.x").write_text("half")
     (folder / ".upload-x").mkdir()

@@ -13,8 +13,9 @@ from pipeline.base.domain.records import Result, Slot
 from pipeline.base.domain.samples import Sample
 from pipeline.clean import leftovers
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.record import group_folder
+from pipeline.record import group_folder, group_record
 from pipeline.record.spool import Spool
+from pipeline.record.store import run_tags
 from pipeline.record.store.content import RunContent
 from tests.support.rows import group
 from tests.support.tracking_cases import Recorded
@@ -40,17 +41,11 @@ def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
         run.place(slots)
         jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in a_group.jobs)
         run.close(GroupResult(group=a_group, result=Result.OK, reason="", jobs=jobs))
-    placed, unplaced = group_folder.read(run.folder).children
+    placed, unplaced = group_record.read(run.folder).jobs
     assert placed.gi_id == 3
-    place = {key: value for key, value in placed.params.items() if key.startswith("placement.")}
-    assert place == {
-        "placement.device": "MIG-1",
-        "placement.gi_id": "3",
-        "placement.ci_id": "0",
-        "placement.mig_profile": "3g.20gb",
-    }
-    assert unplaced.gi_id is None
-    assert not [key for key in unplaced.params if key.startswith("placement.")]
+    assert placed.placement == {"device": "MIG-1", "gi_id": "3", "ci_id": "0", "mig_profile": "3g.20gb"}
+    assert placed.all_params["placement.mig_profile"] == "3g.20gb"
+    assert (unplaced.gi_id, unplaced.placement) == (None, {})
 
 
 def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_path, a_group):
@@ -66,7 +61,7 @@ def test_names_that_are_not_utf8_are_recorded_with_escapes(tmp_path, a_group):
     with Spool(tmp_path, Recorded(), {"working_folder": name}, {"plan.txt": f"in {name}\n"}).open(a_group) as run:
         assert (run.folder / "artifacts" / "plan.txt").read_text() == "in /home/caf\\udce9\n"
     kept = RunContent()
-    kept.add_tag("folder", group_folder.read(run.folder).parent.tags["collocation.working_folder"])
+    kept.add_tag("folder", group_record.read(run.folder).facts["working_folder"])
     kept.add_param("long", name * 6000)
     (batch,) = kept.make_batches()
     assert dict(batch.tags)["folder"] == "/home/caf\\udce9"
@@ -91,11 +86,12 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
         folder = run.folder
     assert [what for what, _ in sender.asked] == ["begin", "send"]
     assert not leftovers.scratch_path(run.spool_id).exists()
-    record = group_folder.read(folder)
-    assert (record.state, record.parent.status, record.parent.metrics) == ("closed", "FINISHED", {"makespan_s": 2.0})
-    assert record.parent.tags["collocation.host"] == "h" and record.parent.tags["mlflow.source.name"] == "run.py"
-    assert [(c.status, c.start_ns, c.end_ns) for c in record.children] == [("FINISHED", 7, 9)] * 2
-    assert [c.tags["mlflow.note.content"] for c in record.children] == ["ok"] * 2
+    record = group_record.read(folder)
+    assert (record.is_closed, record.status, record.metrics) == (True, "FINISHED", {"makespan_s": 2.0})
+    tags = run_tags.make_group_tags(record)
+    assert tags["collocation.host"] == record.facts["host"] == "h" and tags["mlflow.source.name"] == "run.py"
+    assert [(c.status, c.start_ns, c.end_ns) for c in record.jobs] == [("FINISHED", 7, 9)] * 2
+    assert [run_tags.describe_ending(record, job) for job in record.jobs] == ["ok"] * 2
     assert json.loads((folder / "samples.jsonl").read_text())["values"] == {"load_1min": 1.5}
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
 
@@ -105,8 +101,8 @@ def test_a_run_of_a_simulated_gpu_says_so_in_its_line(tmp_path, a_group):
     with Spool(tmp_path, Recorded(), {}, {}).open(simulated) as run:
         jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in simulated.jobs)
         run.close(GroupResult(group=simulated, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": 2.0}))
-    record = group_folder.read(run.folder)
-    notes = [each.tags["mlflow.note.content"] for each in (record.parent, *record.children)]
+    record = group_record.read(run.folder)
+    notes = [run_tags.describe_ending(record, run) for run in (record, *record.jobs)]
     assert all(note.startswith("ok (simulated GPU)") for note in notes)
 
 
@@ -115,8 +111,8 @@ def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next
     with pytest.raises(RuntimeError), spool.open(a_group):
         raise RuntimeError("the orchestrator itself broke")
     (folder,) = group_folder.survey(tmp_path / "spool").ready
-    record = group_folder.read(folder)
-    assert [run.status for run in (record.parent, *record.children)] == ["KILLED"] * 3
+    record = group_record.read(folder)
+    assert [run.status for run in (record, *record.jobs)] == ["KILLED"] * 3
 
 
 def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
@@ -124,9 +120,9 @@ def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
     with spool.open(a_group) as run:
         run.close(GroupResult(group=a_group, result=Result.SKIPPED, reason="no partition holds this mix"))
         folder = run.folder
-    record = group_folder.read(folder)
-    assert record.parent.tags["collocation.reason"] == "no partition holds this mix"
-    assert record.parent.tags["mlflow.note.content"] == "skipped: no partition holds this mix"
-    assert [c.tags["collocation.reason"] for c in record.children] == ["did not run"] * 2
+    record = group_record.read(folder)
+    assert record.reason == "no partition holds this mix"
+    assert run_tags.describe_ending(record, record) == "skipped: no partition holds this mix"
+    assert [job.reason for job in record.jobs] == ["did not run"] * 2
     # In MLflow, what did not run must not look failed.
-    assert [run.status for run in (record.parent, *record.children)] == ["FINISHED"] * 3
+    assert [run.status for run in (record, *record.jobs)] == ["FINISHED"] * 3

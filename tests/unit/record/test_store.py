@@ -26,6 +26,7 @@ from pipeline.report.__main__ import main as report
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 def query(database: Path, statement: str, *values: object) -> list[tuple]:

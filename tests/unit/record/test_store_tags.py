@@ -1,4 +1,4 @@
-"""What only programs read is stored under names that MLflow's pages do not show, and read back by its own."""
+"""What only programs read is stored under names that MLflow's pages do not show."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.tags import GROUP, Tag, fact_tag, restore_names, stored_name
+from pipeline.base.domain.tags import Tag, fact_tag, stored_name
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.shards import group_runs
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
+from tests.support.tracking_cases import EXPERIMENT, child, record, store_groups
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
-DIGEST = "0123456789abcdef" * 4
+pytestmark = pytest.mark.store
 
 
 @pytest.mark.parametrize(
@@ -23,8 +24,6 @@ DIGEST = "0123456789abcdef" * 4
 def test_mlflow_shows_no_digest_and_no_json(tag: str) -> None:
     tags = {stored_name(tag): "x", Tag.RESULT: "ok"}
     assert all(name.startswith("mlflow.") for name in tags if name != Tag.RESULT)
-    restore_names(tags)
-    assert tags == {tag: "x", Tag.RESULT: "ok"}
 
 
 @pytest.mark.parametrize("tag", [Tag.RESULT, Tag.DEVICE, Tag.STUDY, fact_tag("git_commit"), Tag.PARENT_RUN])
@@ -32,20 +31,30 @@ def test_what_people_read_keeps_its_name(tag: str) -> None:
     assert stored_name(tag) == tag
 
 
-@pytest.mark.parametrize("name_of", [stored_name, str], ids=["stored now", "stored by an earlier version"])
-def test_groups_are_read_whatever_version_stored_them(root: Path, name_of) -> None:
-    store = open_store(root)
-    (root / "artifacts" / "e").mkdir(parents=True)
-    facts = {Tag.DIGEST: DIGEST, fact_tag("plan"): "p", Tag.PLANNED: json.dumps({"settings": {}, "options": {}})}
-    tags = {name_of(tag): value for tag, value in facts.items()} | {Tag.ROLE: GROUP, Tag.RESULT: "ok"}
-    run = store.client.create_run(store.open_experiment("e"), tags=tags)
-    store.client.set_terminated(run.info.run_id)
-    (finished,) = results.find_finished(root, "e")
-    assert (finished.digest, finished.plans) == (DIGEST, ["p"])
-    (group,) = group_runs.read_groups(root, "e", ["plan", "result"])
-    assert dict(group.facts) == {"plan": "p", "result": "ok"}
-    assert results.recall(root, run.info.run_id).get_fact("digest") == DIGEST
-    assert results.load_groups(root, "e")[f"tags.{Tag.DIGEST}"].tolist() == [DIGEST]
+def test_tags_say_what_the_record_has(root: Path) -> None:
+    facts = {"plan": "p", "host": "h", "program_commit": "abc", "command_line": "/x/run.py degree=1"}
+    job = child(0, size="S", is_co_runner=True, pid=7, placement={"mig_profile": "1g"}, notes={"left_out": "a"})
+    options = {"profile": "auto"}
+    (group,) = store_groups(root, record((job,), facts=facts, note="slow", options=options, baseline_run=2))
+    tags = open_store(root).client.get_run(group.run_id).data.tags
+    assert json.loads(tags["mlflow.collocation.planned"]) == {"settings": group.settings, "options": options}
+    assert (tags["mlflow.collocation.plan"], tags["mlflow.source.git.commit"]) == ("p", "abc")
+    assert (tags["mlflow.source.name"], tags["collocation.flag"], tags["collocation.baseline_run"]) == (
+        "run.py",
+        "slow",
+        "2",
+    )
+    run = open_store(root).client.get_run(group.jobs[0].run_id)
+    own = {
+        name: run.data.tags[f"collocation.{name}"] for name in ("size", "co_runner", "pid", "host", "left_out", "index")
+    }
+    assert own == {"size": "S", "co_runner": "true", "pid": "7", "host": "h", "left_out": "a", "index": "0"}
+    assert run.data.params["placement.mig_profile"] == "1g"
+    table = results.load(root, EXPERIMENT)
+    assert table[f"group.tags.{Tag.DIGEST}"].tolist() == ["digest1"] and table["tags.collocation.pid"].tolist() == ["7"]
+    (run_of_group,) = group_runs.read_groups(root, EXPERIMENT)
+    assert run_of_group.facts.items() >= {"plan": "p", "result": "ok", "digest": "digest1", "host": "h"}.items()
+    assert results.recall(root, group.jobs[0].run_id).group == group
 
 
 def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:

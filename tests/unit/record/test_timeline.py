@@ -15,7 +15,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.record import trace as traces
-from pipeline.record.group_folder import Clock, Record, RunRecord
+from pipeline.record.group_record import Clock, GroupRecord
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
 from tests.support.rows import FIELDS, S
@@ -25,16 +25,12 @@ from tests.support.tracking_cases import EXPERIMENT, make_spool
 from tests.support.tracking_cases import record as stored
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
-def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> Record:
-    return Record(
-        spool_id="id",
-        experiment="test",
-        clock=Clock(wall_ns=wall_s * S, monotonic_ns=monotonic_s * S),
-        parent=RunRecord(name="n", status="RUNNING", start_ns=0, tags={"collocation.study": study}),
-        children=(),
-    )
+def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> GroupRecord:
+    clock = Clock(wall_ns=wall_s * S, monotonic_ns=monotonic_s * S)
+    return stored((), experiment="test", clock=clock, study=study)
 
 
 def spans_of(*named: tuple[str, float, float], job: int | None = None) -> list[Span]:
@@ -184,10 +180,7 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
 def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     store = open_store(root)
     for number, change in enumerate(DAMAGED, start=1):
-        tags = {"collocation.role": "group", "collocation.digest": f"digest{number}", "collocation.result": "ok"}
-        whole = stored((), number=number)
-        parent = dataclasses.replace(whole.parent, tags=tags)
-        folder = make_spool(root, dataclasses.replace(whole, parent=parent), name=f"{number:04d}-mig")
+        folder = make_spool(root, stored((), number=number), name=f"{number:04d}-mig")
         (folder / "artifacts/timeline.json").write_bytes(change(json.dumps(trace_of({0: WHOLE})).encode()))
         upload.send(lambda uri: store, folder, series_points=10)
     out = tmp_path / "trace.json"

@@ -23,8 +23,9 @@ import psutil
 import pytest
 
 from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.records import Result
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.record.group_folder import Amendment, Record, write_amendment
+from pipeline.record.group_folder import Amendment, write_amendment
 from pipeline.record.store.links import describe_local_ui, describe_ui, make_run_link, make_ui_link
 from pipeline.record.store.local_store import set_mlflow_defaults
 from pipeline.record.tracking_sender import Sender
@@ -43,18 +44,15 @@ from tests.support.tracking_cases import (
 )
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return forks.run("-m", "pipeline.tracking", "flush", "--root", root, *arguments)
 
 
-def of_a_group(plain: Record) -> Record:
-    return replace(plain, parent=replace(plain.parent, tags={**plain.parent.tags, "collocation.role": "group"}))
-
-
 def test_the_sender_records_a_group(root: Path, serve) -> None:
-    folder = make_spool(root, record((child(0), child(1, status="FAILED"))))
+    folder = make_spool(root, record((child(0), child(1, result=Result.FAILED))))
     (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
     sender = serve("--root", root)
     opened = sender.ask("open", experiment=EXPERIMENT)
@@ -101,7 +99,7 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
 
 
 def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_sent(root: Path, serve) -> None:
-    folder = make_spool(root, tagged := of_a_group(record(())))
+    folder = make_spool(root, tagged := record(()))
     sender = serve("--root", root)
 
     def amend(result: str = "ok", reason: str = "", **metrics: float) -> bool:
@@ -135,7 +133,7 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     uri = f"sqlite:///{elsewhere}"
     # MLflow would keep its artifacts in the working folder.
     MlflowClient(uri).create_experiment(EXPERIMENT, artifact_location=str(root.parent / "artifacts"))
-    tagged = of_a_group(record(()))
+    tagged = record(())
     late = Amendment(
         experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"x": 1.0}, result="ok", reason="", uri=uri
     )
@@ -234,7 +232,7 @@ def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:
 
 
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
-    tagged = of_a_group(record(()))
+    tagged = record(())
     make_spool(root, tagged)
     late = {"metrics": {"late_ratio": 2.5}, "result": "wrong_results", "reason": "other losses"}
     write_amendment(root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, **late))
@@ -244,14 +242,14 @@ def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
     assert run.data.tags["collocation.result"] == "wrong_results"
     assert run.data.tags["collocation.reason"] == "other losses"
     assert run.info.status == "FAILED"
-    assert run.info.end_time == tagged.clock.to_wall_ms(tagged.parent.end_ns)
+    assert run.info.end_time == tagged.clock.to_wall_ms(tagged.end_ns)
     assert not (root / "spool").exists()
 
 
 def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, serve) -> None:
-    running = {"status": "RUNNING", "end_ns": None}
-    abandoned = record((child(0, **running),), state="open")
-    folder = make_spool(root, replace(abandoned, parent=replace(abandoned.parent, **running)))
+    running = {"result": None, "end_ns": None}
+    abandoned = record((child(0, **running),))
+    folder = make_spool(root, replace(abandoned, **running))
     sender = serve("--root", root)
     assert sender.ask("begin", spool=folder)["ok"]
     sender.process.stdin.close()
@@ -268,7 +266,7 @@ def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) ->
     sender.process.stdin.flush()
     assert json.loads(sender.process.stdout.readline())["ok"] is False
     sender.process.send_signal(signal.SIGINT)
-    folder = make_spool(root, record((child(0),), state="open"))
+    folder = make_spool(root, record((child(0),)))
     refused = sender.ask("send", spool=folder)
     assert refused["ok"] is False
     assert "has not ended" in refused["error"]
@@ -285,7 +283,7 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
 
 @pytest.mark.slow
 def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root: Path) -> None:
-    folder = make_spool(root, replace(record((child(0),)), state="open"))
+    folder = make_spool(root, replace(record((child(0),))))
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); del sys.argv[0]"
     code += "; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
     with forks.start("-c", code, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as sender:
@@ -341,8 +339,8 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
 
 def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> None:
     make_spool(root, record((child(0),), number=1), "0001-a")
-    abandoned = record((child(0, status="RUNNING", end_ns=None),), number=2, state="open")
-    make_spool(root, replace(abandoned, parent=replace(abandoned.parent, status="RUNNING", end_ns=None)), "0002-b")
+    abandoned = record((child(0, result=None, end_ns=None),), number=2)
+    make_spool(root, replace(abandoned, result=None, end_ns=None), "0002-b")
     damaged = make_spool(root, record((child(0),)), "0003-c")
     (damaged / "record.json").write_text("{")
 

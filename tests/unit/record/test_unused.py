@@ -8,15 +8,15 @@ import json
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
 from pipeline.prepare.env import lock
 from pipeline.record.spool import _encode_group
-from pipeline.record.stored_group import FinishedGroup, Original
+from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import differences, unused_results
 from tests.conftest import GPU, inventory_of
+from tests.support.tracking_cases import record
 
 STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
 
@@ -38,20 +38,20 @@ def planned(compose, tmp_path, monkeypatch):
 
 def stored(group):
     """A group as the store has it: in a list, and as it is recalled."""
-    finished = FinishedGroup(
+    finished = record(
+        (),
+        name=group.name,
+        run_id="run",
         digest=group.digest,
         program_digest=group.program_digest,
-        name=group.name,
-        block=str(group.block),
-        result=Result.OK,
-        facts={"gpu_uuid": GPU.uuid, "boot_id": "boot"},
-        run_id="run",
-        settings=group.settings_digest,
+        settings_digest=group.settings_digest,
+        block=group.block,
+        facts={"boot_id": "boot"},
+        gpu_uuid=GPU.uuid,
+        settings=group.settings,
+        options=json.loads(json.dumps(group.options)),
     )
-    tags = {"collocation.planned": json.dumps({"settings": group.settings, "options": group.options})}
-    files = {layout.GROUP: _encode_group(group)}
-    original = Original(run_id="run", experiment="e", name=group.name, tags=tags, params={}, metrics={}, files=files)
-    return finished, original
+    return finished, Original(group=finished, experiment="e", files={layout.GROUP: _encode_group(group)})
 
 
 def explained(planned, finished, recall, *overrides):
@@ -66,7 +66,7 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
     (tmp_path / "train.py").write_text("import model, more\n")
     lines = explained(planned, finished, lambda run: original, "seed=3", "+workload.environ.A=2")
     assert lines[0].startswith("resume: 1 result of another plan in experiment 'collocation' not used; ")
-    name = original.name
+    name = original.group.name
     assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
         "seed: 0, now 3",
         "environ.A of train: 1, now 2",

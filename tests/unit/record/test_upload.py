@@ -19,7 +19,7 @@ from listeners.host import HostListener
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.fields import Fields
-from pipeline.record import group_folder
+from pipeline.record import group_folder, group_record
 from pipeline.record.group_folder import Amendment
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import Store, open_store
@@ -39,6 +39,7 @@ from tests.support.tracking_cases import (
 )
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.store
 
 
 class Killed(BaseException):
@@ -119,11 +120,12 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
         0,
         params={"a@b": "1", "a#b": "2", "../up": "3", "..lr": "4", "config": long}
         | {f"p{k}": str(k) for k in range(250)},
-        tags={"note": long},
-        metrics={"ok_s": 1.0, "bad_s": float("nan"), "loss": 5.0},
-        series={"loss": [(0, START, 2.0), (1, START + SECOND, float("inf")), (2, START + 2 * SECOND, 1.0)]},
+        script_tags={"note": long},
+        notes={"not_finite": "bad_s, loss"},
+        metrics={"ok_s": 1.0, "loss": 5.0},
     )
-    folder = make_spool(root, record((one,)))
+    loss = [(0, START, 2.0), (1, START + SECOND, float("inf")), (2, START + 2 * SECOND, 1.0)]
+    folder = make_spool(root, record((one,)), all_series={"0": {"loss": loss}})
     store = open_store(root)
     upload.begin(lambda uri: store, folder)
     upload.send(lambda uri: store, folder, series_points=10)
@@ -364,7 +366,7 @@ def test_a_server_gets_no_file_by_another_name_and_may_refuse_one_but_not_all(ro
 def test_a_record_that_names_another_folder_reads_nothing_there(root: Path) -> None:
     folder = make_spool(root, record((child(0),)))
     raw = json.loads((folder / "record.json").read_text())
-    raw["children"][0]["index"] = "../../../../secret"
+    raw["jobs"][0]["index"] = "../../../../secret"
     (folder / "record.json").write_text(json.dumps(raw))
     with pytest.raises(TrackingError, match="could not read"):
         upload.send(lambda uri: open_store(root), folder, series_points=10)
@@ -373,18 +375,14 @@ def test_a_record_that_names_another_folder_reads_nothing_there(root: Path) -> N
 @pytest.mark.parametrize(
     ("damage", "place"),
     [
-        (
-            lambda raw: raw["children"][0].update(series={"loss": [[1, "now", 0.5]]}),
-            r"children\[0\].series.loss\[0\]\[1\]",
-        ),
-        (
-            lambda raw: raw["children"][0].update(metrics={"loss": "low"}),
-            r"children\[0\].metrics.loss must be",
-        ),
-        (lambda raw: raw["children"].append("job"), r"children\[1\] must be an object"),
-        (lambda raw: raw["parent"].pop("name"), "parent: key 'name' is missing"),
+        (lambda raw: raw["jobs"][0].update(metrics={"loss": "low"}), r"jobs\[0\].metrics.loss must be"),
+        (lambda raw: raw["jobs"][0].update(metrics={"loss": float("nan")}), "a metric is not finite"),
+        (lambda raw: raw["jobs"].append("job"), r"jobs\[1\] must be an object"),
+        (lambda raw: raw["jobs"][0].pop("name"), r"jobs\[0\]: key 'name' is missing"),
+        (lambda raw: raw.update(result="fine"), "result must be one of ok, oom"),
+        (lambda raw: raw.update(spool_id="../x"), "spool_id '../x' is not an id"),
         (lambda raw: raw["clock"].update(wall_ns=True), "clock.wall_ns must be a whole number"),
-        (lambda raw: raw.update(parent=[]), "parent must be an object"),
+        (lambda raw: raw.update(facts=[]), "facts must be an object"),
     ],
 )
 def test_a_record_that_somebody_changed_is_refused_by_the_place(root: Path, damage: Any, place: str) -> None:
@@ -393,7 +391,7 @@ def test_a_record_that_somebody_changed_is_refused_by_the_place(root: Path, dama
     damage(raw)
     (folder / "record.json").write_text(json.dumps(raw))
     with pytest.raises(TrackingError, match=place):
-        group_folder.read(folder)
+        group_record.read(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "3", "[]", "null", '{"version": 4}'])
@@ -401,7 +399,7 @@ def test_what_is_no_record_is_refused_in_one_line(root: Path, text: str) -> None
     folder = make_spool(root, record((child(0),)))
     (folder / "record.json").write_text(text)
     with pytest.raises(TrackingError, match=r"could not read .*record\.json") as refused:
-        group_folder.read(folder)
+        group_record.read(folder)
     assert "\n" not in str(refused.value)
     (folder / "amendment.json").write_text(text)
     with pytest.raises(TrackingError, match=r"could not read .*amendment\.json"):
@@ -409,9 +407,7 @@ def test_what_is_no_record_is_refused_in_one_line(root: Path, text: str) -> None
 
 
 def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> None:
-    plain = record(())
-    tags = {**plain.parent.tags, "collocation.role": "group"}
-    folder = make_spool(root, tagged := dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags)))
+    folder = make_spool(root, tagged := record(()))
     store = open_store(root)
     upload.send(lambda uri: store, folder, series_points=10)
 
@@ -444,9 +440,7 @@ def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> No
 
 def test_an_amendment_waits_for_the_end_of_its_group(root: Path) -> None:
     store = open_store(root)
-    plain = record(())
-    tags = {**plain.parent.tags, "collocation.role": "group"}
-    ended = dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags))
+    ended = record(())
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
     told = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}

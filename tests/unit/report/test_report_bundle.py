@@ -8,33 +8,31 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import tracking
-from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.record.store import bundle, bundle_archive
+from pipeline.record.store import bundle, bundle_reader
 from pipeline.record.store.local_store import open_store
 from pipeline.report import __main__ as report
 from pipeline.report.read import rows
 from pipeline.report.read.stores import named_stores
-from tests.support.bundles import EXPERIMENT, copy_groups, make_runs
+from tests.support.bundles import EXPERIMENT, copy_groups, make_groups, write_bundle
+from tests.support.tracking_cases import store_groups
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def test_a_store_and_its_bundle_give_equal_rows_without_paths(root: Path, tmp_path: Path) -> None:
-    store = open_store(root)
-    artifacts = root / "artifacts" / EXPERIMENT
-    artifacts.mkdir(parents=True)
-    experiment_id = store.open_experiment(EXPERIMENT)
-    database_tables.insert_runs(root / "mlflow.db", experiment_id, artifacts.as_uri(), make_runs())
-    bundle.export(store, EXPERIMENT, tmp_path / "study.tar.xz")
+    store_groups(root, *make_groups())
+    bundle.export(open_store(root), EXPERIMENT, tmp_path / "study.tar.xz")
     by_store = [rows.read([where], EXPERIMENT) for where in (root, tmp_path / "study.tar.xz")]
     of_store, of_bundle = (
         dataclasses.replace(study, rows=tuple(dataclasses.replace(row, store="") for row in study.rows))
@@ -76,14 +74,12 @@ def test_the_report_of_a_bundle_is_equal_byte_for_byte_in_another_surrounding(na
 
 
 def read_experiment(file: Path) -> str:
-    store = bundle.open_bundle(file)
-    return next(e.name for e in store.client.search_experiments() if e.name != "Default")
+    return bundle_reader.read_records(file)[0]
 
 
 COMMANDS: dict[str, Callable[[str, str], int]] = {
     "report": lambda file, out: report.main(["--root", file, "--experiment", "study", "--out", out]),
     "board": lambda file, out: report.main(["board", "--root", file, "--experiment", "study", "--out", out]),
-    "export": lambda file, out: report.main(["export", "--root", file, "--experiment", "study", "--out", out]),
     "planner": lambda file, out: planner.main(["profile", "--root", file, "--experiment", "study", "--out", out]),
     "import": lambda file, out: tracking.main(["import", "--root", out, file]),
 }
@@ -104,53 +100,84 @@ def test_every_command_refuses_a_bad_bundle_in_one_line_and_writes_nothing(
 
 def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
     file = tmp_path / "study.tar.xz"
-    lines = "".join(f"{json.dumps(run)}\n" for run in make_runs())
-    bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
+    write_bundle(file)
     options = report.make_parser().parse_args(["--root", str(file)])
     assert named_stores(options) == [file] and options.experiment == EXPERIMENT
 
 
-def write_changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Write a bundle whose runs were changed by a stranger."""
-    runs = make_runs()
-    for run in runs:
-        change(run)
-    lines = "".join(f"{json.dumps(run)}\n" for run in runs)
-    bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
-
-
 @pytest.mark.parametrize(
-    ("role", "table", "key", "text"),
+    ("is_job", "table", "key", "text"),
     [
-        ("job", "tags", "collocation.index", "0x"),
-        ("job", "params", "dial", "half"),
-        ("job", "params", "objective_ms", "fast"),
-        ("group", "params", "window", "zzz"),
-        ("group", "tags", "collocation.baseline_run", "x"),
-        ("group", "tags", "collocation.turns", "[1]"),
-        ("group", "tags", "collocation.figures", '{"a": 1}'),
-        ("group", "tags", "collocation.taken_over_by", "5"),
+        (True, "params", "dial", "half"),
+        (True, "params", "objective_ms", "fast"),
+        (False, "notes", "turns", "[1]"),
+        (False, "notes", "figures", '{"a": 1}'),
     ],
 )
 def test_a_value_of_another_form_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, table: str, key: str, text: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_job: bool, table: str, key: str, text: str
 ) -> None:
     file = tmp_path / "study.tar.xz"
-    write_changed(file, lambda run: run["tags"]["collocation.role"] == role and run[table].update({key: text}))
-    assert (
-        report.main(["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"]) == 2
-    )
+    write_bundle(file, lambda raw: (raw["jobs"][0] if is_job else raw)[table].update({key: text}))
+    assert make_report(file, tmp_path) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"{table[:-1]} {key}={text!r}" in error and "error: run 0" in error
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: raw["jobs"][0].update(index="0x"), r"jobs[0].index must be a whole number"),
+        (lambda raw: raw["window"].update(kind="zzz"), "window.kind must be one of steady, "),
+        (lambda raw: raw.update(baseline_run="x"), "baseline_run must be a whole number"),
+        (lambda raw: raw.update(later_plans=5), "later_plans must be a list"),
+        (lambda raw: raw.update(block=None), "block must be a whole number"),
+    ],
+)
+def test_a_record_of_another_form_is_refused_in_one_line(tmp_path: Path, capsys, change, words: str) -> None:
+    file = tmp_path / "study.tar.xz"
+    write_bundle(file, change)
+    assert make_report(file, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and words in error
+
+
+def make_report(file: Path, folder: Path) -> int:
+    arguments = ["--root", str(file), "--experiment", EXPERIMENT, "--out", str(folder / "out"), "--no-log"]
+    return report.main(arguments)
+
+
 @pytest.mark.parametrize("text", ["²", "5 GiB", ""])
 def test_a_fact_that_is_no_number_is_missing(tmp_path: Path, text: str) -> None:
-    facts = dict.fromkeys(("block", "start_ns", "end_ns", "cpus", "multiprocessors", "plan_groups"), text)
-    tags = {f"collocation.{key}": value for key, value in facts.items()}
-    write_changed(tmp_path / "study.tar.xz", lambda run: run["tags"].update(tags))
+    facts = dict.fromkeys(("cpus", "multiprocessors", "plan_groups"), text)
+    write_bundle(tmp_path / "study.tar.xz", lambda raw: raw["facts"].update(facts))
     study = rows.read([tmp_path / "study.tar.xz"], EXPERIMENT)
     assert study.rows and {row.multiprocessors for row in study.rows} == {None}
+
+
+def test_a_bundle_of_an_earlier_version_is_refused_in_a_line_that_names_the_script(tmp_path: Path, capsys) -> None:
+    head = {"kind": "collocation bundle", "version": 1, "experiment": "study", "files": {}}
+    with tarfile.open(tmp_path / "old.tar.xz", "w:xz") as archive:
+        (tmp_path / "manifest.json").write_text(json.dumps(head))
+        archive.add(tmp_path / "manifest.json", "manifest.json")
+    for command in COMMANDS.values():
+        assert command(str(tmp_path / "old.tar.xz"), str(tmp_path / "out")) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "python benchmarks/convert_bundle.py" in error
+
+
+def test_a_bundle_is_read_with_any_version_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+    import mlflow.version
+
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "3.99.0" if name.startswith("mlflow") else real(name))
+    monkeypatch.setattr(mlflow, "__version__", "3.99.0")
+    monkeypatch.setattr(mlflow.version, "VERSION", "3.99.0")
+    write_bundle(tmp_path / "study.tar.xz")
+    assert len(rows.read([tmp_path / "study.tar.xz"], EXPERIMENT).rows) == 9
+    assert tracking.main(["import", str(tmp_path / "study.tar.xz"), "--root", str(tmp_path / "mlruns")]) == 0
+    assert len(rows.read([tmp_path / "mlruns"], EXPERIMENT).rows) == 9
 
 
 def test_no_command_prints_the_control_characters_of_a_bundle(
@@ -159,13 +186,16 @@ def test_no_command_prints_the_control_characters_of_a_bundle(
     escape = "\x1b]52;c;cm0gLXJmIH4K\x07\x1b[31m\x9b1m\u202e\r"
     file = tmp_path / "study.tar.xz"
 
-    def change(run: dict[str, Any]) -> None:
-        run["name"] += escape
-        run["params"]["workload"] = f"tiny{escape}"
-        run["tags"]["collocation.device"] += escape
-        run["tags"]["collocation.planned"] = run["tags"]["collocation.planned"].replace("HBM3", "HBM3\\u001b[31m")
+    def change(raw: dict[str, Any]) -> None:
+        for run in (raw, *raw["jobs"]):
+            run["name"] += escape
+            run["params"]["workload"] = f"tiny{escape}"
+        raw["device"] += escape
+        raw["scenario"] += escape
+        raw["settings"]["device"] += escape
+        raw["options"][f"key{escape}"] = escape
 
-    write_changed(file, change)
+    write_bundle(file, change)
     for command in (
         ["compare", str(file), str(file)],
         ["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"],
@@ -178,8 +208,7 @@ def test_no_command_prints_the_control_characters_of_a_bundle(
 
 def test_the_settings_of_a_bundle_hold_no_control_character(tmp_path: Path) -> None:
     file = tmp_path / "study.tar.xz"
-    planned = "collocation.planned"
-    write_changed(file, lambda run: run["tags"].update({planned: run["tags"][planned].replace("5 s", "\\u001b[31m")}))
+    write_bundle(file, lambda raw: raw["settings"].update(window="\x1b[31m"))
     study = rows.read([file], EXPERIMENT)
     assert "[31m" in str(study.rows[0].settings) and "\x1b" not in "".join(map("".join, study.rows[0].settings))
 
@@ -187,9 +216,7 @@ def test_the_settings_of_a_bundle_hold_no_control_character(tmp_path: Path) -> N
 READING = """
 import resource, sys
 from pathlib import Path
-from pipeline.record.store.store_access import open_named
 from pipeline.report.read import rows
-open_named(Path(sys.argv[1]))
 print(len(rows.read([Path(sys.argv[1])], sys.argv[2]).rows), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import Window, WindowKind
+from pipeline.record.group_record import Clock, GroupRecord, JobRecord
 from pipeline.record.store import bundle_archive
 from pipeline.report import __main__ as report
 from pipeline.report.evaluate.statistics import Scale, compare_pairs, estimate, half_width
 from pipeline.report.page.table_format import round_value
+from tests.support.bundles import list_files
 
 SERIAL = [100.0, 101.0, 99.0, 100.0, 102.0]
 MPS = [85.0, 86.0, 84.0, 85.5, 86.5]
@@ -31,50 +35,50 @@ OVER = {"bundle": "windows.tar.xz", "quantity": "throughput_total_samples_per_s"
 WINDOW_TEST = compare_pairs([long / short for long, short in zip(LONG, MPS, strict=True)], 0.01)
 
 
-def make_runs(
-    scenario: str, degree: int, rates: list[float], window: str = WINDOWS[0], **tags: str
-) -> Iterator[dict[str, Any]]:
+def make_groups(
+    scenario: str, degree: int, rates: list[float], window: str = WINDOWS[0], **changes: Any
+) -> Iterator[GroupRecord]:
     """Yield a group with its jobs in each block."""
     for block, rate in enumerate(rates, 1):
-        start_ms = 1_700_000_000_000 + 100_000 * block + 1_000 * degree
-        settings = {"device": "NVIDIA H100", "window": window, "seed": "0", "pinned CPUs": "false"}
-        own = {
-            "study": "20261121-100000-aaaaaa",
-            "block": str(block),
-            "gpu_uuid": "GPU-1",
-            "boot_id": "boot-1",
-            "device": "NVIDIA H100",
-            "planned": json.dumps({"settings": settings, "options": {}}),
-            "result": "ok",
-        }
-        common = {f"collocation.{key}": value for key, value in own.items()}
-        group = {**common, "collocation.role": "group", "collocation.digest": f"{scenario}{degree}{window}"}
-        group |= {f"collocation.{key}": value for key, value in tags.items()}
-        params = {"scenario": scenario, "degree": str(degree), "window": "steady", "seed": "0"}
-        total = {"throughput_total_samples_per_s": degree * rate}
+        begin_ns = (100_000 * block + 1_000 * degree) * 1_000_000
+        times: dict[str, Any] = {"start_ns": begin_ns, "end_ns": begin_ns + 9_000_000_000, "result": Result.OK}
         run_id = f"{scenario.encode().hex():0<16}{degree:08x}{WINDOWS.index(window):04x}{block:04x}"
-        yield make_run(run_id, f"{scenario}-{degree}x-tiny", start_ms, group, params, total)
-        for index in range(degree):
-            job = {"role": "job", "workload_digest": "digest-tiny", "index": str(index)}
-            job = common | {f"collocation.{key}": value for key, value in job.items()} | {"mlflow.parentRunId": run_id}
-            params = {"workload": "tiny", "batch_size": "32", "seed": "0"}
-            rate_of_job = {"throughput_samples_per_s": rate}
-            yield make_run(f"{index + 1:08x}{run_id[8:]}", f"{index}-tiny", start_ms, job, params, rate_of_job)
+        jobs = tuple(
+            JobRecord(
+                name=f"{index}-tiny",
+                run_id=f"{index + 1:08x}{run_id[8:]}",
+                params={"workload": "tiny", "batch_size": "32", "seed": "0"},
+                metrics={"throughput_samples_per_s": rate},
+                index=index,
+                digest="digest-tiny",
+                **times,
+            )
+            for index in range(degree)
+        )
+        fields: dict[str, Any] = {
+            "name": f"{scenario}-{degree}x-tiny",
+            "run_id": run_id,
+            "params": {"scenario": scenario, "degree": str(degree), "window": "steady", "seed": "0"},
+            "facts": {"boot_id": "boot-1"},
+            "metrics": {"throughput_total_samples_per_s": degree * rate},
+            "spool_id": run_id,
+            "experiment": "study",
+            "clock": Clock(wall_ns=1_700_000_000_000_000_000, monotonic_ns=0),
+            "jobs": jobs,
+            "study": "20261121-100000-aaaaaa",
+            "scenario": scenario,
+            "device": "NVIDIA H100",
+            "gpu_uuid": "GPU-1",
+            "block": block,
+            "digest": f"{scenario}{degree}{window}",
+            "settings": {"device": "NVIDIA H100", "window": window, "seed": "0", "pinned CPUs": "false"},
+            "window": Window(kind=WindowKind.STEADY, seconds=5, settle_s=1),
+        }
+        yield GroupRecord(**fields | times | changes)
 
 
-def make_run(run_id: str, name: str, start_ms: int, tags: dict, params: dict, metrics: dict) -> dict[str, Any]:
-    times = {"start_ms": start_ms, "end_ms": start_ms + 9000}
-    points = {key: [[value, start_ms, 0]] for key, value in metrics.items()}
-    return {"run_id": run_id, "name": name, "status": "FINISHED", "user": "", **times} | {
-        "tags": tags,
-        "params": params,
-        "metrics": points,
-    }
-
-
-def write_bundle(file: Path, runs: list[dict[str, Any]], experiment: str = "study") -> Path:
-    content = "".join(f"{json.dumps(run)}\n" for run in runs).encode()
-    bundle_archive.write(file, experiment, {bundle_archive.RUNS: content})
+def write_bundle(file: Path, groups: list[GroupRecord], experiment: str = "study") -> Path:
+    bundle_archive.write(file, experiment, list_files(groups))
     return file
 
 
@@ -84,19 +88,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     studies = {
         "study": (5, {}),
         "short": (2, {}),
-        "noted": (5, {"flag": "one job waited"}),
+        "noted": (5, {"note": "one job waited"}),
         "invalid": (5, {"invalid": "the GPU was hot"}),
-        "simulated": (5, {"simulated": "true"}),
+        "simulated": (5, {"is_simulated": True}),
     }
     for name, (num_blocks, tags) in studies.items():
-        is_simulated = {key: value for key, value in tags.items() if key == "simulated"}
+        is_simulated = {key: value for key, value in tags.items() if key == "is_simulated"}
         runs = [
-            *make_runs("serial", 1, SERIAL[:num_blocks], **is_simulated),
-            *make_runs("naive", 2, NAIVE[:num_blocks], **is_simulated),
-            *make_runs("mps", 2, MPS[:num_blocks], **tags),
+            *make_groups("serial", 1, SERIAL[:num_blocks], **is_simulated),
+            *make_groups("naive", 2, NAIVE[:num_blocks], **is_simulated),
+            *make_groups("mps", 2, MPS[:num_blocks], **tags),
         ]
         write_bundle(tmp_path / f"{name}.tar.xz", runs)
-    windows = [*make_runs("mps", 2, MPS), *make_runs("mps", 2, LONG, WINDOWS[1])]
+    windows = [*make_groups("mps", 2, MPS), *make_groups("mps", 2, LONG, WINDOWS[1])]
     write_bundle(tmp_path / "windows.tar.xz", windows)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -362,10 +366,10 @@ def test_numbers_are_written_to_pages(folder: Path, capsys) -> None:
 
 def test_a_reproduction_is_compared_with_the_claims_about_its_experiment(folder: Path, capsys) -> None:
     write_claims(folder, "gain of {gain}", tolerance=0.05)
-    runs = [*make_runs("serial", 1, SERIAL), *make_runs("mps", 2, [0.97 * rate for rate in MPS])]
+    runs = [*make_groups("serial", 1, SERIAL), *make_groups("mps", 2, [0.97 * rate for rate in MPS])]
     write_bundle(folder / "near.tar.xz", runs)
-    write_bundle(folder / "far.tar.xz", [*make_runs("serial", 1, SERIAL), *make_runs("mps", 2, NAIVE)])
-    write_bundle(folder / "less.tar.xz", [*make_runs("serial", 1, SERIAL)])
+    write_bundle(folder / "far.tar.xz", [*make_groups("serial", 1, SERIAL), *make_groups("mps", 2, NAIVE)])
+    write_bundle(folder / "less.tar.xz", [*make_groups("serial", 1, SERIAL)])
     write_bundle(folder / "other.tar.xz", runs, experiment="other")
     ended = {name: run("--reproduced", f"{name}.tar.xz") for name in ("near", "far", "less", "other", "none")}
     assert ended == {"near": 0, "far": 1, "less": 1, "other": 2, "none": 2}
@@ -378,9 +382,8 @@ def test_a_reproduction_is_compared_with_the_claims_about_its_experiment(folder:
 
 def test_a_speedup_over_a_job_that_waits_for_its_host_is_not_decided_on_another_host(folder: Path, capsys) -> None:
     write_claims(folder, "gain of {gain}", tolerance=0.05)
-    runs = [*make_runs("serial", 1, SERIAL), *make_runs("mps", 2, MPS)]
-    for made in runs:
-        made["tags"] |= {"collocation.gpu_uuid": "GPU-other", "collocation.boot_id": "boot-other"}
-    write_bundle(folder / "elsewhere.tar.xz", runs)
+    runs = [*make_groups("serial", 1, SERIAL), *make_groups("mps", 2, MPS)]
+    elsewhere = [replace(group, gpu_uuid="GPU-other", facts={"boot_id": "boot-other"}) for group in runs]
+    write_bundle(folder / "elsewhere.tar.xz", elsewhere)
     assert run("--reproduced", "elsewhere.tar.xz") == 1
     assert "a speed-up over serial holds for one host; remove the tolerance" in capsys.readouterr().out

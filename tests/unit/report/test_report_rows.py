@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
 from pipeline.prepare.env.current import CurrentEnv
-from pipeline.record import group_folder
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.spool import Spool
 from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import make_cells
@@ -285,9 +283,8 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
 
 
 def test_a_study_that_stopped_at_its_precision_goal_is_complete() -> None:
-    later = json.dumps([{"plan": "5", "plan_groups": "10"}])
-    facts = {"plan": "20", "plan_groups": "40", "taken_over_by": later}
-    found = study(*(copies(mode, 1, 9.0, block, facts=facts) for block in range(1, 6) for mode in ("serial", "naive")))
+    plans = {"facts": {"plan": "20", "plan_groups": "40"}, "later_plans": ({"plan": "5", "plan_groups": "10"},)}
+    found = study(*(copies(mode, 1, 9.0, block, **plans) for block in range(1, 6) for mode in ("serial", "naive")))
     assert found.num_planned == len(found.rows) == 10
 
 
@@ -425,20 +422,16 @@ def recorded(group: Group, root: Path, **facts: str) -> Row:
 def recorded_together(groups: Sequence[Group], root: Path, **facts: str) -> list[Row]:
     """Groups of one experiment; those after the first have these facts as well."""
 
-    def run(group: Group, record: group_folder.RunRecord | group_folder.ChildRecord, number: int) -> Any:
-        tags = record.tags | {"collocation.result": "ok", "collocation.index": str(number)}
-        info = SimpleNamespace(
-            run_id=f"{group.digest}-{number}", run_name=record.name, status="FINISHED", start_time=number, end_time=9
-        )
-        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=record.params, metrics={}))
-
-    runs: list[tuple[Any, list[Any]]] = []
+    records: list[GroupRecord] = []
     for group in groups:
-        with Spool(root, Recorded(), {"plan": f"plan-{len(runs)}"} | (facts if runs else {}), {}).open(group) as opened:
+        spool = Spool(root, Recorded(), {"plan": f"plan-{len(records)}"} | (facts if records else {}), {})
+        with spool.open(group) as opened:
             record = opened.record
-        runs.append((run(group, record.parent, len(runs)), [run(group, each, each.index) for each in record.children]))
-    identity = rows._identity([parent for parent, _ in runs])
-    found = [rows._make_row(parent, children, "store", identity) for parent, children in runs]
+        run_id = f"{group.digest}-{len(records)}"
+        record = dataclasses.replace(record, run_id=run_id, start_ns=record.start_ns + len(records), result=Result.OK)
+        records.append(record)
+    is_any_environment = bool(facts.get("accepts_environment")) and len(records) > 1
+    found = [rows._make_row(record, "store", is_any_environment=is_any_environment) for record in records]
     return [row for row in found if row is not None]
 
 

@@ -88,7 +88,6 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
         path.write_text("".join(json.dumps(event) + "\n" for event in [{"event": "started", "t_ns": 1}, *events]))
         monkeypatch.setattr(stressor_counters, "fetch_samples", lambda *_: (samples, KNOWN if samples else Fields()))
         monkeypatch.setattr(stressor_counters, "fetch", lambda *_: path if phases else None)
-        monkeypatch.setattr(stressor_counters, "open_named", lambda store: store)
 
     return put
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.tags import GROUP, Tag
-from pipeline.base.mlflow_internals import is_tried
 
 _VIEW = "collocation"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
@@ -87,8 +86,7 @@ def _section(name: str, *, is_open: bool = False) -> dict[str, object]:
 
 def link_experiment(server: str, experiment_id: str) -> str:
     """Return the URL of an experiment's runs in the shared view; without a view, MLflow 3 opens an empty GenAI view."""
-    view = f"&viewStateShareKey={_VIEW}" if is_tried() else ""
-    return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
+    return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
 
 
 def link_run(server: str, experiment_id: str, run_id: str) -> str:
