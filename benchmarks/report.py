@@ -29,7 +29,7 @@ from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.nvml import NvmlListener
 from pipeline.base.domain.layout import DATABASE, FIELDS
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.record.group_folder import Clock
 from pipeline.record.sample_series import About, Series, SeriesKey, write_table
 from pipeline.record.store.local_store import open_store

@@ -14,9 +14,8 @@ from pipeline.base.system import words
 from pipeline.base.system.errors import ListenerError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.observe import phases, sample_figures
-from pipeline.observe.fields import POWER, Fields
 from pipeline.observe.phases import Phases
-from pipeline.observe.sinks import SampleLog
+from pipeline.observe.sample_figures import POWER, Fields, SampleLog
 
 
 class IdlePower:

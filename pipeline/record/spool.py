@@ -31,7 +31,7 @@ from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.sinks import SampleLog
+from pipeline.observe.sample_figures import SampleLog
 from pipeline.observe.table import format_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord

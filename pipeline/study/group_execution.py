@@ -43,12 +43,11 @@ from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, group_row, phases
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
-from pipeline.observe.fields import Fields
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.host_load import FOREIGN_LOAD
+from pipeline.observe.group_result import GroupResult, Observation
 from pipeline.observe.idle_power import IdlePower
-from pipeline.observe.observation import Observation
 from pipeline.observe.phases import Phases
+from pipeline.observe.row_marks import FOREIGN_LOAD
+from pipeline.observe.sample_figures import Fields
 from pipeline.prepare.device import gpu_health, lease
 from pipeline.prepare.device.gpu_health import Health
 from pipeline.prepare.device.nvml import NvmlError

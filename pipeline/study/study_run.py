@@ -22,11 +22,10 @@ from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.launch.window_length import SLICES_S
-from pipeline.observe import failures, phases
+from pipeline.observe import endings, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.observe.study_progress import Progress
+from pipeline.observe.study_progress import MemoryForecast, Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
 from pipeline.plan.config_schema import ForeignLoad, Memory, OnFailure
@@ -300,7 +299,7 @@ class StudyRun:
         finally:
             self._send_what_is_left()
         if self.rows:
-            for line in failures.describe(self.rows, self._error_log):
+            for line in endings.describe_failures(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
             failed = {
                 run: row.group.name

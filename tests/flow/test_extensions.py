@@ -144,7 +144,7 @@ TRACER = """
 SCOREBOARD = """
     from contextlib import contextmanager
     from pathlib import Path
-    from pipeline.observe.exporters.live_series import GroupSeries
+    from pipeline.observe.exporters.prometheus import GroupSeries
 
     class Scoreboard:
         def __init__(self, file):

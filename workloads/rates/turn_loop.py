@@ -1,7 +1,7 @@
 """The loop of a stressor that takes turns: it loads one resource after another, and pauses in idle turns.
 
 Each turn is a phase of the job, `turn RESOURCE DIAL`, which ends with the next phase, so the orchestrator can hold the
-steps of other jobs against the turns (`pipeline/observe/turn_rates.py`).
+steps of other jobs against the turns (`pipeline/observe/throughput.py`).
 """
 
 from __future__ import annotations

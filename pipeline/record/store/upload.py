@@ -31,8 +31,8 @@ from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import escape_to_utf8, list_first
-from pipeline.observe import fields
-from pipeline.observe.fields import Fields
+from pipeline.observe import sample_figures
+from pipeline.observe.sample_figures import Fields
 from pipeline.observe.table import format_line
 from pipeline.record import group_folder, request_table, sample_series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
@@ -123,7 +123,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
                 folder=folder,
                 record=record,
                 samples=sample_series.read_samples(folder / layout.SAMPLES),
-                fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
+                fields=sample_figures.read_fields(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
                 described=begun.described if begun is not None else {},

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from pipeline.base.domain.group_names import ENVIRONMENT
-from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
+from pipeline.observe.row_marks import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND
 from pipeline.report.evaluate.wording import jobs_in_words, join_words

@@ -16,8 +16,8 @@ from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, Sharing
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.clean import temporary_folder
-from pipeline.observe import fields
-from pipeline.observe.fields import Fields
+from pipeline.observe import sample_figures
+from pipeline.observe.sample_figures import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.local_store import Store
 from pipeline.record.store.run_artifacts import fetch, list_names
@@ -204,7 +204,7 @@ def fetch_samples(
             if path is None or path_of_fields is None:
                 _refuse_without_artifacts(store, row.run_id)
                 return {}, Fields()
-            known = fields.read(path_of_fields)
+            known = sample_figures.read_fields(path_of_fields)
             return read_table(path, choose_names(known)), known
     except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observe import causes, memory_words
+from pipeline.observe import causes
 from pipeline.observe.causes import Cause
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "failed_programs"
@@ -392,9 +392,9 @@ def test_whatever_a_program_writes_is_looked_at_in_bounded_time(judge, text):
 
 
 def test_a_line_tells_that_the_program_goes_on():
-    assert memory_words.is_recovery("CUDA out of memory. Retrying with half of it")
-    assert not memory_words.is_recovery("CUDA out of memory. Try reducing batch_size")
-    assert memory_words.is_memory_line("CUDA out of memory. Try reducing batch_size")
+    assert causes.is_recovery("CUDA out of memory. Retrying with half of it")
+    assert not causes.is_recovery("CUDA out of memory. Try reducing batch_size")
+    assert causes.is_memory_line("CUDA out of memory. Try reducing batch_size")
 
 
 @pytest.mark.parametrize(

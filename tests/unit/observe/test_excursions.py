@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.percentiles import measure_coverage, simulate_claims, simulate_latencies
-from pipeline.observe.excursions import estimate_number, has_enough, suggest_length
+from pipeline.observe.latency import estimate_number, has_enough, suggest_length
 
 SEED = 20261126
 

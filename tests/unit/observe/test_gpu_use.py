@@ -9,7 +9,7 @@ import pytest
 from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.samples import Sample
 from pipeline.observe import group_row
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 
 TEXT = "no process of 1-b was on the GPU; check that the program finds CUDA"

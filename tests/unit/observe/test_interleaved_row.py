@@ -16,8 +16,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 from workloads import client
 

@@ -14,8 +14,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state
 
 SLICE_S, SETTLE_S, ROUNDS, LAUNCHES = 0.5, 0.1, 8, 6

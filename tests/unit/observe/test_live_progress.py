@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.observe.live_progress import LiveJobs
+from pipeline.observe.view import LiveJobs
 from tests.support.rows import S, group
 
 

@@ -11,8 +11,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.observe.study_progress import PastGroup
+from pipeline.observe.study_progress import MemoryForecast, PastGroup
 from tests.support.rows import group
 
 CAPACITY_MIB = 81559

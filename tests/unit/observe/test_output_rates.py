@@ -13,8 +13,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import Ending
-from pipeline.observe import endings, throughput
-from pipeline.observe.program_rates import output_rates
+from pipeline.observe import endings, output_rates, throughput
 from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
 
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"

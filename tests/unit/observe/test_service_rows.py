@@ -13,8 +13,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.job_state import JobState
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 from workloads import client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from pipeline.base.domain.samples import Sample
-from pipeline.observe.sinks import SampleLog
+from pipeline.observe.sample_figures import SampleLog
 from pipeline.record import sample_series
 from pipeline.record.sample_series import SeriesKey
 

@@ -9,9 +9,8 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_count, format_duration
-from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.study_progress import PastGroup, Progress
+from pipeline.observe.study_progress import PastGroup, Progress, forecast
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
 from tests.support.idle_groups import make_groups

@@ -13,8 +13,7 @@ from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.tags import Tag
 from pipeline.launch.job_state import JobState
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 
 HOST = {"cpu_pct": 120.0, "process_cpu_pct": 120.0, "run_queue_delay_pct": 30.0, "pss_peak_mib": 900.0}

@@ -19,8 +19,8 @@ from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import startup
-from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.sample_figures import Fields
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.table import format_table
 from pipeline.observe.view import make_view

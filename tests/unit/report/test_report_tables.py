@@ -10,7 +10,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.base.domain.window import WindowKind
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate

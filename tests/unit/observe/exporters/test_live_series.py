@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.observe.exporters import live_series
-from pipeline.observe.exporters.live_series import LABELS, GroupSeries
+from pipeline.observe.exporters import prometheus
+from pipeline.observe.exporters.prometheus import LABELS, GroupSeries
 from tests.conftest import GPU
 from tests.support import live_groups
 from tests.support.live_groups import mig_group
@@ -104,7 +104,7 @@ def test_what_is_simulated_says_so_and_a_cpu_is_no_gpu(live):
 
 
 def test_a_name_that_prometheus_would_refuse_is_changed():
-    assert live_series.name_metric("my-fans", "speed.left_rpm") == "collocation_my_fans_speed_left_rpm"
+    assert prometheus.name_metric("my-fans", "speed.left_rpm") == "collocation_my_fans_speed_left_rpm"
 
 
 def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live):
@@ -115,7 +115,7 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live)
     known = [metric for metric in exported.read() if metric.values]
     labels = {metric.name: set(metric.labels) for metric in known}
     of_gpus = {metric.name for metric in known if any(values[LABELS.index("gpu")] for values in metric.values)}
-    assert len(labels) == 5 + len({live_series.name_metric(source, field.name) for source, field in FIELDS})
+    assert len(labels) == 5 + len({prometheus.name_metric(source, field.name) for source, field in FIELDS})
     targets = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert len(targets) >= len(DASHBOARD["panels"]) >= 15
     for target in targets:
