@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout, rate_text
-from pipeline.base.domain.metric_unit import UnreadableError
+from pipeline.base.domain import layout, rate_units
+from pipeline.base.domain.rate_units import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
@@ -133,7 +133,7 @@ def _describe_doubts(rates: Rates) -> Iterator[str]:
         values = f"{rates.num_times} of {format_count(rates.num_values, 'value')}"
         yield f"{values} are times, such as s/it, and were read_logged_rate as 1/time"
     for words, number in rates.passed_over.items():
-        unit = rate_text.read("", words, rates.work_unit, is_unit_given=True).unit
+        unit = rate_units.read_unit("", words, rates.work_unit, is_unit_given=True).unit
         if words not in rates.units and unit is not None and unit.work and unit.counts(rates.work_unit):
             change = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
             yield f"workload.metric_pattern misses {format_count(number, 'line')} with {change}"
@@ -176,7 +176,7 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     """Convert points to rates, or explain why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
-        metric_unit = rate_text.read_metric_name(str(rate.metric), rate.metric_unit, unit)
+        metric_unit = rate_units.read_metric_name(str(rate.metric), rate.metric_unit, unit)
     except UnreadableError as error:
         return LoggedRate(absence=f"{what}: {error}")
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from pipeline.base.domain import rate_text
-from pipeline.base.domain.metric_unit import UnreadableError
+from pipeline.base.domain import rate_units
+from pipeline.base.domain.rate_units import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
 
@@ -94,7 +94,7 @@ class OutputReader:
     def __init__(self, source: RateSource, unit: str) -> None:
         assert source.pattern is not None
         self._source = source
-        self._original, self._widened = re.compile(source.pattern), rate_text.widen(source.pattern)
+        self._original, self._widened = re.compile(source.pattern), rate_units.widen_pattern(source.pattern)
         self.rates = Rates(work_unit=unit)
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
@@ -118,7 +118,7 @@ class OutputReader:
         """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
         if (match := self._original.search(line) or self._widened.search(line)) is None:
-            unit = rate_text.find_unit(line)
+            unit = rate_units.find_unit(line)
             if unit and (unit in rates.passed_over or len(rates.passed_over) < _MOST_UNITS):
                 rates.passed_over[unit] += 1
             return 0
@@ -128,8 +128,8 @@ class OutputReader:
                 rates.without_number = line.strip()[:_SHOWN]
                 return 0
             sides = line[: number.begin], line[number.end :]
-            text = rate_text.read(*sides, rates.work_unit, is_unit_given=setting is not None)
-            metric_unit = rate_text.to_unit(text, setting).count_in(rates.work_unit)
+            text = rate_units.read_unit(*sides, rates.work_unit, is_unit_given=setting is not None)
+            metric_unit = rate_units.to_unit(text, setting).count_in(rates.work_unit)
         except UnreadableError as error:
             rates.unreadable = f"`{_quote(line, *match.span(1))}`: {error}"
             return 0
@@ -203,6 +203,8 @@ _BESIDE = 100
 _TOKEN = re.compile(rf"(?:\d+|(?<!\d)\.\d+)(?:[.,{_GROUPERS}]\d+)*\.?(?:[eE][+-]?\d+(?![\w.]))?")
 _ENGLISH = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _EUROPEAN = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?")
+_COMMA = re.compile(rf"\d+(?:,\d*)?|{_EUROPEAN.pattern}")
+_PLAIN = re.compile(r"\d+\.?\d*|\.\d+")
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}([ {_GROUPERS}])\d{{3}}(?:\1\d{{3}})*(?:[.,]\d*)?")
 _NOT_FINITE = re.compile(rf"[{_SIGNS}]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 # A number whose point can only be a decimal mark: commas in other numbers of its line separate thousands.
@@ -303,34 +305,20 @@ def _find_mark(text: str, begin: int, end: int) -> str | None:
 def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
     """Return a number in Python's notation; `is_all_chosen` is true if the user's group contains the entire number."""
     digits, *exponents = re.split("(?=[eE])", number, maxsplit=1)
-    exponent = "".join(exponents)
     if (grouped := _GROUPED.fullmatch(digits)) is not None:
         digits = digits.replace(grouped[1], "")
     points, commas = digits.count("."), digits.count(",")
-    if commas and (mark == "," or (mark is None and _EUROPEAN.fullmatch(digits))):
-        is_right = commas == 1 and (not points or _EUROPEAN.fullmatch(digits))
-        plain = digits.replace(".", "").replace(",", ".")
-    elif commas:
-        is_right = _ENGLISH.fullmatch(digits) and (mark == "." or points or commas > 1)
-        plain = digits.replace(",", "")
-        if (
-            not is_right
-            and mark is None
-            and is_all_chosen
-            and commas == 1
-            and not points
-            and not _ENGLISH.fullmatch(digits)
-        ):
-            return digits.replace(",", ".") + exponent
-    elif points > 1 or (points and mark == ","):
-        is_right = _EUROPEAN.fullmatch(digits) and mark != "."
-        plain = digits.replace(".", "")
-    else:
-        is_right, plain = True, digits
-    if not is_right or not plain.replace(".", "", 1).isdecimal():
-        raise (
-            UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
-            if commas
-            else UnreadableError("it is not a number", _SAY_PATTERN)
-        )
-    return plain + exponent
+    if mark is None and (commas or points > 1):
+        if _EUROPEAN.fullmatch(digits):
+            mark = ","
+        elif _ENGLISH.fullmatch(digits):
+            mark = "." if points or commas > 1 else None
+        elif is_all_chosen and not points and commas == 1:
+            mark = ","
+    form = _PLAIN if not commas and (points < 2 and mark != ",") else {",": _COMMA, ".": _ENGLISH}.get(mark or "")
+    if form is None or not form.fullmatch(digits):
+        if commas:
+            raise UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
+        raise UnreadableError("it is not a number", _SAY_PATTERN)
+    separator = "." if mark == "," else ","
+    return "".join((digits.replace(separator, "").replace(",", "."), *exponents))

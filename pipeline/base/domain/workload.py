@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.base.domain.metric_unit import MetricUnit
+from pipeline.base.domain.rate_units import MetricUnit
 from pipeline.base.domain.work_units import SAMPLES
 from pipeline.base.system.factory import Spec
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.base.domain import metric_unit
+from pipeline.base.domain import rate_units
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
@@ -258,7 +258,7 @@ def test_the_label_of_the_next_number_is_no_unit(tmp_path):
 @pytest.mark.parametrize("given", ["per_day", "ns_per_day", "ns/day"])
 def test_a_rate_a_day_is_said_where_the_line_has_no_unit(tmp_path, given):
     """GROMACS prints the units above the numbers."""
-    line, unit = "Performance:      167.966        0.143", metric_unit.parse(given)
+    line, unit = "Performance:      167.966        0.143", rate_units.parse_unit(given)
     got = rate(tmp_path, "Performance: +([0-9.]+)", line, unit="ns", metric_unit=unit)
     assert got == pytest.approx(167.966 / 86400)
 
@@ -285,7 +285,7 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
 )
 def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
-    unit = metric_unit.parse(given)
+    unit = rate_units.parse_unit(given)
     assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(
         per_s
     )
@@ -300,7 +300,7 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
         ("RunningAvgSamplesPerSec", None, "samples", 12.5),
         ("throughput/min", None, "samples", 12.5),
     ):
-        source = RateSource(metric=name, metric_unit=metric_unit.parse(given) if given else None)
+        source = RateSource(metric=name, metric_unit=rate_units.parse_unit(given) if given else None)
         alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source, unit=unit)
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
@@ -338,7 +338,7 @@ def test_the_page_has_a_pattern_for_each_of_these_programs():
 
 @pytest.mark.parametrize(("name", "line", "pattern", "given", "work_unit"), examples())
 def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given, work_unit):
-    unit = metric_unit.parse(given) if given else None
+    unit = rate_units.parse_unit(given) if given else None
     assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])
 
 
