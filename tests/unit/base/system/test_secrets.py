@@ -16,6 +16,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.secrecy import Secrecy, secrecy_of
 from pipeline.base.system.secret_texts import mask_diff, mask_source
 from tests.support import secret_forms
+from tests.support.tables import rows
 
 
 @pytest.mark.parametrize(
@@ -87,62 +88,13 @@ def test_a_value_without_a_secret_stays_as_it_is(value):
     assert secrets.mask_text(value) == value
 
 
-@pytest.mark.parametrize(
-    ("words", "hidden"),
-    [
-        (["--token", "S", "--lr", "1"], ["--token", "<hidden>", "--lr", "1"]),
-        (["--api-key=S", "x"], ["--api-key=<hidden>", "x"]),
-        (["--token", "--lr", "1"], ["--token", "--lr", "1"]),
-        (["workload.environ.HF_TOKEN=S,S"], ["workload.environ.HF_TOKEN=<hidden>"]),
-        (["--token", "S", "S", "-v", "1"], ["--token", "<hidden>", "<hidden>", "-v", "1"]),
-        (["--token", "-S", "-v"], ["--token", "<hidden>", "-v"]),
-        (["+workload.environ={HF_TOKEN: S,A: b}"], ["+workload.environ={HF_TOKEN: '<hidden>',A: 'b'}"]),
-        (["workload.args=[--token,S,--lr,1]"], ["workload.args=['--token','<hidden>','--lr',1]"]),
-        (["workload.args=[curl,-u,'me:S']"], ["workload.args=['curl','-u','<hidden>']"]),
-        (["workload.args=[--lr,1]", "--out=a/key"], ["workload.args=[--lr,1]", "--out=a/key"]),
-        (["sizes.S.args='--lr 1 --token=S'"], ["sizes.S.args='--lr 1 --token=<hidden>'"]),
-        (["workload.args=--token=S"], ["workload.args=--token=<hidden>"]),
-        (["workload.flags.url=https://h/?sig=S&a=1"], ["workload.flags.url=https://h/?sig=<hidden>&a=1"]),
-        (["mix=[{command: 't.py --token=S'},b]"], ["mix=[{command: 't.py --token=<hidden>'},'b']"]),
-        (["mix=['t.py --password S',b]"], ["mix=['t.py --password <hidden>','b']"]),
-        (["workload.flags.api_key=[S,S]"], ["workload.flags.api_key=<hidden>"]),
-        (["workload.flags={api_key: [S,S],lr: 1}"], ["workload.flags={api_key: '<hidden>',lr: 1}"]),
-        (["workload.args='--password S[S{S\\'S'"], ["workload.args='<hidden>'"]),
-        (["workload.args=--lr,'--token S'"], ["workload.args=<hidden>"]),
-        (["t.py --password S[S,S x"], ["t.py --password '<hidden>' '<hidden>'"]),
-        (["t.py '--password=S S' x"], ["t.py '--password=<hidden>' x"]),
-        (["t.py --password S'S", "b"], ["<hidden>", "b"]),
-        (["postgres://me:S@host/db", "ssh://git@host/x"], ["postgres://<hidden>@host/db", "ssh://git@host/x"]),
-        (["--key", "/a/server.key", "--key-size", "2048"], ["--key", "/a/server.key", "--key-size", "2048"]),
-    ],
-)
+@rows("secrets", "command_lines")
 def test_words_of_a_command_line(words, hidden):
     assert secrets.mask_words(words) == hidden
     assert secrets.mask_words(hidden) == hidden
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
-        ("token: expected a string, not 5", "token: expected a string, not 5"),
-        ("error: argument --token: expected one argument", "error: argument --token: expected one argument"),
-        ("KeyError: 'token'", "KeyError: 'token'"),
-        ("use --token to log in", "use --token to log in"),
-        (
-            "401 for url: https://h/?token=S&a=1 (Unauthorized)",
-            "401 for url: https://h/?token=<hidden>&a=1 (Unauthorized)",
-        ),
-        ("db:\n  password: a b S  # c\n  lr: 1", "db:\n  password: <hidden>  # c\n  lr: 1"),
-        ("k:\n  password: |\n    S\n    S\n  lr: 1", "k:\n  password: |\n    <hidden>\n\n  lr: 1"),
-        ("api_keys:\n- S\n- S\nlr: 1", "api_keys:\n<hidden>\n\nlr: 1"),
-        ("api_key = S\nlr = 1", "api_key = <hidden>\nlr = 1"),
-        ('{"a": "{\\"api_key\\": \\"S\\", \\"b\\": 1}"}', '{"a": "{\\"api_key\\": \\"<hidden>\\", \\"b\\": 1}"}'),
-        ("https://${USER}:${TOKEN}@host/", "https://${USER}:${TOKEN}@host/"),
-        ("f(token={token}, key={key})", "f(token={token}, key={key})"),
-        ("a\\npassword=S\\nb", "a\\npassword=<hidden>"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nS\n-----END RSA PRIVATE KEY-----\nb", "<hidden>\n\n\nb"),
-    ],
-)
+@rows("secrets", "texts_without_secrets")
 def test_a_text_loses_its_secrets_and_nothing_else(text, hidden):
     assert secrets.mask_text(text) == hidden
     assert secrets.mask_text(hidden) == hidden
