@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pipeline.base.system import override_values, secret_patterns, secrets
+from pipeline.base.system import override_values, secrecy, secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.secrecy import Secrecy, secrecy_of
@@ -171,13 +171,13 @@ def test_every_rule_of_detect_secrets_is_looked_for():
         "telegram_token": ["12345678:" + "a" * 35],
         "twilio": ["AC" + "a1" * 16, "SK" + "a1" * 16],
     }
-    by_module = dict(zip(secret_patterns._DETECTORS, secret_patterns._detectors(), strict=True))
+    by_module = dict(zip(secrecy._DETECTORS, secrecy._detectors(), strict=True))
     assert samples.keys() == by_module.keys()
     for module, detector in by_module.items():
         assert len(samples[module]) == len(detector.denylist)
         for sample, rule in zip(samples[module], detector.denylist, strict=True):
             assert rule.search(sample)
-            assert re.search(r"\w{8}", secret_patterns.replace_tokens(sample, "")) is None
+            assert re.search(r"\w{8}", secrecy.replace_tokens(sample, "")) is None
 
 
 def test_detect_secrets_is_imported_only_for_what_may_be_a_token():
