@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import CollocationError
 from pipeline.clean import leftovers, temporary_folder
 from pipeline.clean.journal import Journal

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import expand_path

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import placeholders
+from pipeline.base.domain.workload import escape_placeholders
 from pipeline.base.system import entry_points
 from pipeline.base.system.paths import expand_path
 from pipeline.base.system.words import format_count
@@ -73,7 +73,7 @@ def _make_programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Pat
             label = f"{label}_{_replace_marks(job.path.stem)}"
         values: dict[str, Value] = {"name": label, "script": job.script}
         if job.args:
-            values["args"] = tuple(map(placeholders.escape, job.args))
+            values["args"] = tuple(map(escape_placeholders, job.args))
         if prefixes:
             values["env_prefix"] = prefixes[job.environment]
         programs[job.path] = Program(workload="script", values=tuple(values.items()), name=label)

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pipeline.base.domain import layout, service_figures, work_units
 from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.normalisation import compared_names
-from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.domain.samples import SAMPLED_S
+from pipeline.base.domain.samples import SAMPLED_S, PointSeries
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_count

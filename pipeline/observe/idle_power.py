@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.idle_measurements import Key
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system import words
 from pipeline.base.system.errors import ListenerError
 from pipeline.base.system.interrupts import UndoStack

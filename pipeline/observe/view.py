@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system.paths import shorten_path
 from pipeline.base.system.words import format_duration, say
 from pipeline.observe.group_result import GroupResult

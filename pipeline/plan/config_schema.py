@@ -17,7 +17,7 @@ from omegaconf import MISSING
 
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system import locks, tracking_root
+from pipeline.base.system import locks, paths
 from pipeline.base.system.paths import config_folders
 from pipeline.plan.option_loader import KINDS, list_classes, open_maps
 from pipeline.plan.workload_config import WorkloadConfig
@@ -241,8 +241,8 @@ class TrackingConfig:
     """The store of the results."""
 
     uri: str | None = MISSING
-    root: str = str(tracking_root.DEFAULT)
-    experiment: str = tracking_root.EXPERIMENT
+    root: str = str(paths.DEFAULT_ROOT)
+    experiment: str = paths.DEFAULT_EXPERIMENT
     series_points: int = 500
 
 

@@ -22,7 +22,7 @@ from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.work_units import ARRIVALS, PARAM
-from pipeline.base.system import locks, secrets, tracking_root
+from pipeline.base.system import locks, paths, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
@@ -116,7 +116,7 @@ class Spool:
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
-        tracking_root.make(self.root)
+        paths.make_root(self.root)
         self._folders: dict[str, Path] = {}
         self._folder = self.root / layout.SPOOL / layout.make_stamp()
         group_folder.create_below_spool(lambda: self._folder.mkdir(parents=True))

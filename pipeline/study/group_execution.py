@@ -23,9 +23,8 @@ import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.marks import NO_MARKS, join
-from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
+from pipeline.base.domain.protocols import Listener, Profiler, RunningGroup, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words

@@ -12,7 +12,7 @@ from pipeline.base.domain import driver_programs, layout
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.domain.records import Device, Plan
-from pipeline.base.system import regular_files, tracking_root, words
+from pipeline.base.system import paths, regular_files, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path
 from pipeline.base.system.secrets import mask_text
@@ -41,7 +41,7 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = request.plan(inventory)
     if request.config.plan_file is not None:
-        tracking_root.make(request.root)  # a launcher's plan file is below this folder
+        paths.make_root(request.root)  # a launcher's plan file is below this folder
         agree_on_plan(expand_path("plan_file", request.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 

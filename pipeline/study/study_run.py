@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.protocols import ShowGroup
+from pipeline.base.domain.protocols import RunningGroup, ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError

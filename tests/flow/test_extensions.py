@@ -172,7 +172,7 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.domain.command_answer import CommandAnswer
+    from pipeline.base.system.command_parser import CommandAnswer
 
     def add_arguments(parser):
         parser.add_argument("things", nargs="*")

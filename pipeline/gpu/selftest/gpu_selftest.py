@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, words
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.clean import temporary_folder
 from pipeline.gpu.selftest import health_checks as healthy

@@ -14,9 +14,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.protocols import Listener, RunningGroup
 from pipeline.base.domain.records import Device, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system import factory, words
 from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError

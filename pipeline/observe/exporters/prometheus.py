@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from pipeline.base.domain.protocols import ShowGroup
+from pipeline.base.domain.protocols import RunningGroup, ShowGroup
 from pipeline.base.domain.records import Device, Group, Job
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.view import LiveJobs
 

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, json_decoder, words
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep

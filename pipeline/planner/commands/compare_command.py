@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table
 from pipeline.planner.commands.serve_command import answer_without_plan

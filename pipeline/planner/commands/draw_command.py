@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, input_files
 from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture

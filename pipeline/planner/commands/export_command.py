@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
 from pipeline.planner import input_files

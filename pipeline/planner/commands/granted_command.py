@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import input_files

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, words
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.planner.profile_table import MEASURED_SIMULATED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.words import format_count
 from pipeline.planner import parvagpu, profile_table
 from pipeline.planner.results import profile_measurement

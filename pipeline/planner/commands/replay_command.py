@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import locks
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.words import format_count, say
 from pipeline.planner.commands.transition_command import describe_step
 from pipeline.planner.transition import proof, transition_steps

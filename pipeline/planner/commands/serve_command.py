@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Instance, Plan

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.base.domain import sharing_modes
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import json_decoder
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import input_files, profile_table

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.domain.container import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.domain.records import Interpreter
+from pipeline.base.domain.workload import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.base.system.paths import expand_path

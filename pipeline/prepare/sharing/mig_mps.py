@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.domain import mig_names
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group
@@ -76,7 +76,7 @@ class MigMps(Mig):
         gpu = read_gpu(group.device)
         layout, num_jobs = super()._plan_layout(group), Counter(self._deal(group))
         for position, (instance, name) in enumerate(layout.devices):
-            slices = mig_names.split(name)[1] or instance.profile.compute_slices
+            slices = mig_table.split_name(name)[1] or instance.profile.compute_slices
             refuse_too_many(group, num_jobs[position], f"a {name}", slices / gpu.compute_slices)
         return layout
 

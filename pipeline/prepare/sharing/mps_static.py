@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.domain import mps_chunks
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
@@ -52,7 +52,7 @@ class MpsStatic(Mps):
         if not details:  # the device was not read, so its capabilities are unknown
             return
         capability = parse_version(details.get("compute_capability", "0.0"))
-        size = mps_chunks.find_size(capability)
+        size = mig_table.find_chunk_size(capability)
         if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
@@ -67,7 +67,7 @@ class MpsStatic(Mps):
             )
         num_needed = sum(chunks or [1] * group.degree)
         multiprocessors = details.get("multiprocessors")
-        if multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, int(multiprocessors))):
+        if multiprocessors and num_needed > (most := mig_table.count_chunks(size, int(multiprocessors))):
             raise ConfigError(
                 f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
                 f"{num_needed}; lower scenario.chunks, or use fewer jobs"

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base.domain import layout, mig_names, work_units
+from pipeline.base.domain import layout, mig_table, work_units
 from pipeline.base.domain.marks import read_marks
-from pipeline.base.domain.point_series import thin_points
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.samples import thin_points
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
 from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
@@ -349,7 +349,7 @@ def _describe_samples(record: Record) -> About:
     profiles = {child.gi_id: child.params.get(f"placement.{PROFILE}", of_device) for child in record.children}
     return About(
         device=device,
-        instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
+        instances={gi_id: mig_table.split_name(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
         is_simulated=Tag.SIMULATED in tags,
     )
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import (
     BIT_IDENTICAL,
     MEAN_SLOWDOWN,
@@ -21,6 +20,7 @@ from pipeline.base.domain.normalisation import (
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
+    Baselines,
     ComparedJob,
     average_figures,
     normalise,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base.domain import layout, mig_names
+from pipeline.base.domain import layout, mig_table
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
@@ -157,7 +157,9 @@ def read_group(row: Row) -> GroupSeries | None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts or [series.t_ns[0] for series in samples.values()])
-    profiles = {job.place.get("gi_id"): mig_names.split(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs}
+    profiles = {
+        job.place.get("gi_id"): mig_table.split_name(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs
+    }
     activity, cut_activity = _lines(samples, known, "activity", begin, profiles)
     memory, cut_memory = _lines(samples, known, "memory", begin, profiles)
     spans = []

@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.base.domain import normalisation
 from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import startup

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.point_series import PointSeries, thin_points
+from pipeline.base.domain.samples import PointSeries, thin_points
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table

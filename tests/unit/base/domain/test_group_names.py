@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.domain import group_names, placeholders
+from pipeline.base.domain import group_names
 from pipeline.base.domain.group_names import GroupFacts, JobFacts
 from pipeline.base.domain.marks import merge, merge_notes
+from pipeline.base.domain.workload import fill_placeholders, refuse_unknown_placeholders
 from pipeline.base.system.errors import ConfigError
 
 SETTINGS = {"device": "H100", "window": "work, until the jobs end", "seed": "0"}
@@ -154,12 +155,12 @@ VALUES = {"output_dir": "/out put", "job": 1, "degree": 3}
     ],
 )
 def test_placeholders_are_filled_in_and_other_braces_left(argument, filled):
-    placeholders.refuse_unknown("train", [argument])
-    assert placeholders.fill(argument, VALUES) == filled
+    refuse_unknown_placeholders("train", [argument])
+    assert fill_placeholders(argument, VALUES) == filled
 
 
 def test_a_placeholder_that_does_not_exist_is_refused_by_name():
     with pytest.raises(
         ConfigError, match=r"--out=\{outdir\}: \{outdir\} is not a placeholder.*\{output_dir\}.*\{\{outdir\}\}"
     ):
-        placeholders.refuse_unknown("train", ["--fine={job}", "--out={outdir}"])
+        refuse_unknown_placeholders("train", ["--fine={job}", "--out={outdir}"])

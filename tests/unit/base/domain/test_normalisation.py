@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 from pipeline.base.domain import idle_measurements, service_figures
-from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import (
     FAIRNESS,
     MEAN_SLOWDOWN,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
+    Baselines,
     ComparedJob,
     normalise,
     rate_name,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.system import cgroup, helper_program, squeue
+from pipeline.base.system import helper_program, host_info, squeue
 from pipeline.base.system.errors import CommandError
 from pipeline.base.system.helper_program import run, wait_for_end
 
@@ -215,7 +215,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Say which control groups this process is in, and where they are mounted."""
-    monkeypatch.setattr(cgroup, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(host_info, "_PROC", tmp_path / "proc")
 
     def make(groups: str, mounts: str) -> None:
         write(tmp_path / "proc/self/cgroup", f"{groups}\n")
@@ -251,13 +251,13 @@ def write(path: Path, text: str) -> None:
 def test_the_count_is_that_of_the_group_of_this_process(machine, tmp_path, groups, mounts, file, text, count):
     machine(groups, mounts)
     write(tmp_path / file, text)
-    assert cgroup.count_oom_kills() == count
+    assert host_info.count_oom_kills() == count
 
 
 def test_where_nothing_can_be_read_there_is_no_count(machine, tmp_path):
-    assert cgroup.count_oom_kills() is None
+    assert host_info.count_oom_kills() is None
     machine("0::/a", V2)
-    assert cgroup.count_oom_kills() is None
+    assert host_info.count_oom_kills() is None
 
 
 @pytest.fixture

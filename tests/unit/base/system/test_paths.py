@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.layout import DATABASE
-from pipeline.base.system import locks, tracking_root
+from pipeline.base.system import locks, paths
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path, find_file, is_file
 from pipeline.base.system.words import natural_key
@@ -57,21 +57,21 @@ def untracked(repository: Path) -> str:
 def test_a_folder_that_is_made_is_none_of_the_repository_around_it(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     root = tmp_path / "results" / "mlruns"
-    tracking_root.make(root)
+    paths.make_root(root)
     (root / DATABASE).touch()
     assert untracked(tmp_path) == ""
     (root / ".gitignore").write_text("changed by its owner\n")
-    tracking_root.make(root)
+    paths.make_root(root)
     assert (root / ".gitignore").read_text() == "changed by its owner\n"
 
 
 def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
     """It may be the user's own project, or this one's mlruns/ with its .gitkeep."""
     (tmp_path / ".gitkeep").touch()
-    tracking_root.make(tmp_path)
+    paths.make_root(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".gitkeep"]
     with pytest.raises(FileExistsError):
-        tracking_root.make(tmp_path / ".gitkeep")
+        paths.make_root(tmp_path / ".gitkeep")
 
 
 def test_whoever_needs_the_folder_first_makes_it(
