@@ -146,10 +146,10 @@ def test_a_handler_of_somebody_else_stays():
 
 def test_at_its_limit_of_cpu_time_a_program_still_ends_in_order_and_its_children_have_the_whole():
     code = (
-        "import resource, subprocess, sys; from pipeline.base.system import cpu_limit, interrupts\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (2, 2)); cpu_limit.reserve_time(); interrupts.install()\n"
+        "import resource, subprocess, sys; from pipeline.base.system import interrupts, startup\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (2, 2)); startup.reserve_cpu_time(); interrupts.install()\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "cpu_limit.hand_on_limit(child.pid)\n"
+        "startup.hand_on_limit(child.pid)\n"
         "print(resource.prlimit(child.pid, resource.RLIMIT_CPU), flush=True)\n"
         "while True: pass"
     )
