@@ -22,7 +22,7 @@ from pathlib import Path
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.work_units import SAMPLES, rate_of
 from pipeline.launch import event_reader
-from pipeline.observe.throughput import compute_figures
+from pipeline.observe.throughput import compute_step_figures
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 PEAK_MEMORY = "memory_allocated_peak_mib"
@@ -87,7 +87,7 @@ def throughput(
         window = (stop_ns - int(seconds * 1e9), stop_ns)
         logs = [event_reader.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
         return Measured(
-            rate=sum(compute_figures(WindowKind.STEADY, SAMPLES, log, [window])[rate_of(SAMPLES)] for log in logs),
+            rate=sum(compute_step_figures(WindowKind.STEADY, SAMPLES, log, [window])[rate_of(SAMPLES)] for log in logs),
             peak_mib=max((value for log in logs for *_, value in log.metrics.get(PEAK_MEMORY, ())), default=None),
         )
 

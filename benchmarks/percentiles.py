@@ -13,7 +13,7 @@ import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.requests import waiting_quantile
-from pipeline.observe.excursions import has_enough, select_rank
+from pipeline.observe.latency import has_enough, select_rank
 from pipeline.report.evaluate.contrasts import Decision, decide
 from pipeline.report.evaluate.statistics import compare_pairs, correct_p_values, estimate
 

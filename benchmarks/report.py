@@ -28,7 +28,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.layout import DATABASE, FIELDS, RECORD
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.record import group_record
 from pipeline.record.group_record import Clock, GroupRecord, JobRecord
 from pipeline.record.sample_series import About, Series, SeriesKey, write_table

@@ -15,7 +15,7 @@ from array import array
 
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import NO_EPOCH, Steps
-from pipeline.observe.turn_rates import compute_rate
+from pipeline.observe.throughput import compute_turn_rate
 
 SCATTERS = (0.05, 0.2, 1.0)
 STEPS = (3, 5, 10, 30)
@@ -37,7 +37,7 @@ def simulate_rates(
             t_ns.append(int(now_s * 1e9) + len(t_ns))
         total = array("d", range(1, len(t_ns) + 1))
         log = Events(steps=Steps(t_ns, total, array("q", [NO_EPOCH]) * len(t_ns)))
-        if (rate := compute_rate(log, None, turns)) is not None:
+        if (rate := compute_turn_rate(log, None, turns)) is not None:
             rates.append(rate * step_s)
     return rates
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from listeners.base import ThreadedListener
 from listeners.gpm import GpmListener, NoCountersError
-from pipeline.base.domain.protocols import Sink
+from pipeline.base.domain.protocols import RunningGroup, Sink
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable
 from pipeline.base.system.errors import ListenerError, NoSensorError
 

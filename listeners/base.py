@@ -18,9 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from pipeline.base.domain.protocols import Sink
+from pipeline.base.domain.protocols import RunningGroup, Sink
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 from pipeline.base.system import errors
 from pipeline.base.system.errors import ConfigError, ListenerError, NoSensorError

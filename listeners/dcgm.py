@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from listeners.base import MIB, StopSignal, counter_fields, scale_readings
 from listeners.program_listener import ProgramListener, TextTable
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, Sample
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ListenerError

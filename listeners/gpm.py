@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scale_readings
-from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml

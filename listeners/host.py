@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from listeners.base import MIB, PollingListener, scale_readings
-from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.samples import Chart, Field, Sample, Summary
 from pipeline.base.system.host_info import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scale_readings
 from listeners.host import find_job
-from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.samples import NUM_GPU_PROCESSES, THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.gpu_reader import GpuReader, ProcessUtilization

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterable
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scale_readings
 from listeners.program_listener import ProgramListener, TextTable
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Chart, Field, Sample
 from pipeline.base.system.errors import ListenerError
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device, Result, Slot
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import expand_path
-from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.clean import temporary_folder
 from pipeline.launch.job_state import JobState
 from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig, GpuKind

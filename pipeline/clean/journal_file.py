@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.system import entry_points
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import CollocationError
-from pipeline.base.system.remedy_spelling import choose_remedy
 
 # The sticky bit protects the file from systemd-tmpfiles, which removes old files of /var/tmp. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.

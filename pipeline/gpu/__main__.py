@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain import mig_names, mig_table
-from pipeline.base.domain.command_answer import CommandAnswer
-from pipeline.base.system import entry_points, locks, remedy_spelling, startup, words
-from pipeline.base.system.command_parser import CommandParser
+from pipeline.base.domain import mig_table
+from pipeline.base.system import command_parser, entry_points, locks, startup, words
+from pipeline.base.system.command_parser import CommandAnswer, CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, layouts, profiles
 
@@ -38,7 +37,9 @@ def show_profiles(arguments: argparse.Namespace) -> CommandAnswer:
             "multiprocessors": profile.multiprocessors,
             "ideal_ratio": gpu.ideal_ratio(profile),
             "memory_mib": profile.memory_mib,
-            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.list_widths(profile)],
+            "compute_instances": [
+                mig_table.name_device(profile.name, slices) for slices in compute.list_widths(profile)
+            ],
         }
         for profile in gpu.profiles
     ]
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
-        with remedy_spelling.name_options():
+        with command_parser.name_options():
             answer: CommandAnswer = arguments.answer(arguments)
     except CollocationError as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs, refuse_absent_admin
 from pipeline.base.domain.records import Device
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import format_count

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import CollocationError, ConfigError, InUseError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import expand_path

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import placeholders
+from pipeline.base.domain.workload import escape_placeholders
 from pipeline.base.system import entry_points, override_values
 from pipeline.base.system.words import format_count
 from pipeline.importer import experiment_file, radt_notes, radt_table
@@ -65,7 +65,7 @@ def choose_program(row: Row) -> Program:
             "script in the column File"
         )
     name = re.sub(r"\W", "_", Path(row.file).stem)
-    arguments = (("args", tuple(map(placeholders.escape, row.args))),) if row.args else ()
+    arguments = (("args", tuple(map(escape_placeholders, row.args))),) if row.args else ()
     return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.point_series import PointSeries
+from pipeline.base.domain.samples import PointSeries
 from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import ImpossibleLineError

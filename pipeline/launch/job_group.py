@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout, placeholders
+from pipeline.base.domain import layout
 from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.system import cgroup, secrets
+from pipeline.base.domain.workload import fill_placeholders
+from pipeline.base.system import host_info, secrets
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.paths import PROJECT_DIR
@@ -316,7 +317,7 @@ class JobGroup:
                 state.host_folder = printed
         cpus = share_cpus(members[0], len(self.states)) if self._pin_cpus else []
         folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else Path.cwd()
-        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
+        oom_kills, at_ns = host_info.count_oom_kills(), time.monotonic_ns()
         try:
             process = first.starter.start(argv, environ, printed / layout.STDOUT, printed / layout.STDERR, cpus, folder)
         except LaunchError as error:
@@ -348,7 +349,7 @@ class JobGroup:
     def _make_argv(self, job: Job, output: Path) -> list[str]:
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
         script = job.workload.script
-        return [word if word == script else placeholders.fill(word, values) for word in job.workload.argv]
+        return [word if word == script else fill_placeholders(word, values) for word in job.workload.argv]
 
     @property
     def _socket(self) -> Path:
@@ -398,7 +399,7 @@ class JobGroup:
         except LaunchError as error:
             state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
             state.notice(Result.FAILED, f"ended with an unknown status: {error}")
-        state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), cgroup.count_oom_kills()
+        state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), host_info.count_oom_kills()
 
 
 def _compute_deadline(seconds: float) -> int:

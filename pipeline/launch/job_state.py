@@ -33,7 +33,7 @@ class ProcessStart:
     Attributes:
         at_ns: instant just before the start.
         cpus: CPUs that the process is bound to; empty if it is not bound.
-        oom_kills: count of `cgroup.count_oom_kills` at the start.
+        oom_kills: count of `host_info.count_oom_kills` at the start.
     """
 
     process: Process
@@ -71,7 +71,7 @@ class JobEnd:
         status: exit status, or minus the signal that ended the process; `None` while it runs.
         is_lost: whether the exit status is unknown. The PID may then belong to another process.
         at_ns: instant at which the end of the process was seen.
-        oom_kills: count of `cgroup.count_oom_kills` at the end.
+        oom_kills: count of `host_info.count_oom_kills` at the end.
     """
 
     told_ns: int | None = None

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.base.domain.records import Interpreter
-from pipeline.base.system import cpu_limit
+from pipeline.base.system import startup
 from pipeline.base.system.errors import LaunchError
 
 
@@ -71,7 +71,7 @@ class Spawner:
                 )
             except OSError as error:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
-        cpu_limit.hand_on_limit(process.pid)
+        startup.hand_on_limit(process.pid)
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
         return Process(process.pid, status=partial(_wait_status, process.pid), reap=process.wait)

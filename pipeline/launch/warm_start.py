@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.domain.workload import Workload
-from pipeline.base.system import cpu_limit, interrupts
+from pipeline.base.system import interrupts, startup
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.helper_program import wait_for_end
 from pipeline.base.system.paths import PROJECT_DIR
@@ -122,7 +122,7 @@ class ForkServer:
             except OSError:
                 self._control.close()
                 raise
-        cpu_limit.hand_on_limit(self._process.pid)
+        startup.hand_on_limit(self._process.pid)
         self._answers = self._control.makefile("r", encoding="utf-8")
 
     @property

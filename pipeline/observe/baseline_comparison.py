@@ -11,8 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pipeline.base.domain.baselines import Baselines
-from pipeline.base.domain.normalisation import BIT_IDENTICAL, ComparedJob, average_figures, normalise
+from pipeline.base.domain.normalisation import BIT_IDENTICAL, Baselines, ComparedJob, average_figures, normalise
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.tags import Tag

@@ -1,6 +1,9 @@
 """The cause of a program's failure, from its output: its exception or its last error, not a wrapper's footer.
 
-The only side effect is reading the end of the output files.
+The only side effect is reading the end of the output files. Out of memory is recognised by the texts of many programs;
+full disks, quotas, shared memory of multiprocessing, messages too long for a channel, and lines that report that the
+program continues do not count. A remedy is added for failures that sharing a GPU causes and that the message does not
+explain. Sources: driver_types.h of CUDA 13 (errors 46 and 805 to 810), NCCL's init.cc, and the programs' messages.
 """
 
 from __future__ import annotations
@@ -10,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.observe import memory_words, output_lines, remedies, tracebacks
-from pipeline.observe.output_lines import Line
-from pipeline.observe.tracebacks import Raised
+from pipeline.observe import output_lines
+from pipeline.observe.output_lines import Line, Raised
 
 _MAX_LENGTH, _MAX_PART = 500, 200
 _MOST_AFTER = 10
@@ -102,14 +104,14 @@ def judge_output(stderr: Path, stdout: Path) -> Cause:
 def judge_exception(kind: str, message: str, trace: str = "") -> Cause:
     """Find why a job failed, from the exception that it reported; `trace` is the traceback as Python prints it."""
     raised = Raised(kind, [line.strip() for line in message.splitlines() if line.strip()], 0, 0, 0)
-    if exceptions := tracebacks.find_exceptions(output_lines.split_lines(trace)):
+    if exceptions := output_lines.find_exceptions(output_lines.split_lines(trace)):
         raised.before, raised.members = exceptions[-1].before, exceptions[-1].members
     text = _describe(raised)
     return Cause(_add_remedy(text, f"{kind}: {message}"), _is_oom(raised), bool(_KILLED.search(text)))
 
 
 def _add_remedy(text: str, reason: str) -> str:
-    remedy = remedies.find_remedy(reason)
+    remedy = find_remedy(reason)
     return f"{text[:_MAX_LENGTH]}; {remedy}" if remedy else text[:_MAX_LENGTH]
 
 
@@ -119,7 +121,7 @@ def _has_match(pattern: re.Pattern[str], lines: Sequence[Line]) -> bool:
 
 def _judge_exceptions(lines: Sequence[Line]) -> Cause | None:
     """Judge by the exception that ended the program; return `None` if no exception did."""
-    exceptions = tracebacks.find_exceptions(lines)
+    exceptions = output_lines.find_exceptions(lines)
     links = [link for raised in exceptions for link in raised.iterate_chain()]
     taken = {number for link in links for number in range(link.first, link.end + 1)}
     telling = [(number, line) for number, line in enumerate(lines) if exceptions and _is_telling(line)]
@@ -150,7 +152,7 @@ def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: s
     """
     after = [(number, line.text) for number, line in telling if number > raised.last and line.source == raised.source]
     printed = [text for number, text in after if number not in taken or number <= raised.end]
-    if any(memory_words.is_recovery(text) or _WORKS.search(text) for text in printed):
+    if any(is_recovery(text) or _WORKS.search(text) for text in printed):
         return True
     return sum(number not in taken for number, _ in after) > _MOST_AFTER
 
@@ -178,10 +180,10 @@ def _describe(raised: Raised) -> str:
     if root is not raised and not (root.message and root.message[0] in text):
         origin = _describe_alone(root)[:_MAX_PART]
         text = f"{text[: _MAX_LENGTH - len(origin) - len(', from ')]}, from {origin}"
-    if memory_words.is_memory_error("", text):
+    if is_memory_error("", text):
         return text
     messages = (line for link in raised.iterate_chain() for line in link.message)
-    line = next((line for line in messages if memory_words.is_memory_error("", line)), "")[:_MAX_PART]
+    line = next((line for line in messages if is_memory_error("", line)), "")[:_MAX_PART]
     return f"{text[: _MAX_LENGTH - len(line) - len(' ()')]} ({line})" if line else text
 
 
@@ -196,7 +198,7 @@ def _describe_alone(raised: Raised, depth: int = 2) -> str:
 
 
 def _is_oom(raised: Raised) -> bool:
-    return any(memory_words.is_memory_error(link.kind, "\n".join(link.message)) for link in raised.iterate_chain())
+    return any(is_memory_error(link.kind, "\n".join(link.message)) for link in raised.iterate_chain())
 
 
 def _judge_lines(lines: Sequence[Line]) -> Cause:
@@ -211,10 +213,10 @@ def _judge_lines(lines: Sequence[Line]) -> Cause:
             message = what[1] if what else ""
             kind = thrown[1].rstrip(":")
             words = f"{kind}: {message}" if message not in ("", kind) else kind
-            return Cause(words, memory_words.is_memory_error(kind.replace("::", "."), words))
+            return Cause(words, is_memory_error(kind.replace("::", "."), words))
         if _OUTRIGHT.match(text):
             words = f"{text} {following}" if text.endswith(":") else text
-            return Cause(words, memory_words.is_memory_line(words))
+            return Cause(words, is_memory_line(words))
     return _judge_last_lines(telling) if telling else Cause()
 
 
@@ -234,23 +236,167 @@ def _judge_last_lines(telling: Sequence[str]) -> Cause:
     num_plain = 0
     for number, text in reversed(list(enumerate(telling[:end]))):
         is_fatal = any(map(_FATAL.search, telling[max(0, number - 1) : number + 1]))
-        if memory_words.is_memory_line(text) and (is_fatal or not num_plain):
+        if is_memory_line(text) and (is_fatal or not num_plain):
             return Cause(text, is_oom=True)
         is_consequence = _CONSEQUENCE.search(text) and not _OWN_REASON.search(text)
         num_plain += not is_consequence
         is_other_error = _ERROR.search(_ADDRESS.sub("", text)) and not is_consequence
-        if is_other_error or num_plain > _MOST_AFTER or memory_words.is_recovery(text) or _WORKS.search(text):
+        if is_other_error or num_plain > _MOST_AFTER or is_recovery(text) or _WORKS.search(text):
             break
     last = telling[end - 1]
     if _ERROR.search(last):
         return Cause(last)
     for text in reversed(telling[-_MOST_AFTER:]):
-        if memory_words.is_recovery(text) or _WORKS.search(text):
+        if is_recovery(text) or _WORKS.search(text):
             break
         if _MARKED.match(text):
-            return Cause(text, memory_words.is_memory_line(text))
+            return Cause(text, is_memory_line(text))
     return Cause(telling[-1])
 
 
 def _is_error(cause: Cause) -> bool:
     return cause.is_oom or bool(_ERROR.search(cause.text))
+
+
+_TYPES = frozenset(
+    (
+        *("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfMemoryError", "OutOfMemoryException"),
+        *("OutOfMemory", "ResourceExhaustedError", "bad_alloc", "BadAlloc", "out_of_memory"),
+    )
+)
+"""Names of exceptions, without modules, of Python, numpy, pyarrow, torch, cupy, TensorFlow, paddle, C++ and Java."""
+
+_NEVER = frozenset(
+    (
+        *("AssertionError", "AttributeError", "KeyboardInterrupt", "NameError", "TypeError", "UnboundLocalError"),
+        *("FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError", "PermissionError"),
+        *("ImportError", "ModuleNotFoundError", "IndentationError", "SyntaxError"),
+        *("IndexError", "KeyError", "ZeroDivisionError"),
+    )
+)
+"""Exceptions that are never about memory, even if a name in their message contains such a text."""
+
+_OF_WHAT = r"(?:(?:gpu|cuda|hip|xpu|device|host|system|video|virtual|physical|heap|cpu)[ -])?"
+_WORDS = re.compile(
+    "|".join(
+        (
+            # torch, JAX, CUDA, cupy, HIP, Julia, Go, Java, Node: "Out of memory", "out of GPU memory", "out-of-memory"
+            rf"\bout[ -]of[ -]{_OF_WHAT}memory\b",
+            rf"\b(?:not enough|insufficient|no available) {_OF_WHAT}memory\b",
+            r"\bheap space\b|\bheap limit\b|\bheap out of memory\b",
+            # names of a status, of CUDA, cuBLAS, cuDNN, cuFFT, cuRAND, cuSOLVER, HIP and similar libraries
+            r"ALLOC(?:ATION)?_FAILED\b|AllocFailed\b|cudaErrorMemoryAllocation|hipErrorMemoryAllocation|"
+            r"ERROR_OUT_OF_(?:DEVICE_|HOST_)?MEMORY|ErrorOutOfMemory|rocblas_status_memory_error|"
+            r"CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_HOST_MEMORY",
+            r"\bbad[_ ]alloc\b|\bbad allocation\b|\bBadAlloc\b",
+            # TensorFlow, XLA
+            r"\bOOM when allocating\b|RESOURCE_EXHAUSTED\b|\bResource exhausted:|Dst tensor is not initialized",
+            # numpy, torch on the CPU, onnxruntime, R, the C library
+            r"\b(?:can(?:no|')t|can not|could not|couldn't|unable to|failed to) (?:re)?allocate\b"
+            r".*(?:memory|\bbytes\b|[\d.]\s*[KMGTP]i?B\b|\b(?:buffer|tensor|array|vector)\b)",
+            r"\b(?:malloc|realloc|calloc|mmap|cu(?:da)?Mem?Alloc\w*|cudaMalloc\w*|hipMalloc\w*)\b.{0,40}\bfailed\b",
+            r"\bmemory allocation\b.{0,30}\b(?:fail\w*|error)|\bGPU memory\b.*\bcould not be allocated\b",
+            r"\bENOMEM\b|\[Errno 12\]",
+            # vLLM
+            r"\bFree memory on device\b.*\bis less than desired\b|"
+            r"\blarger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV)\b",
+            # the kernel, Slurm, containers
+            r"\boom[-_ ]?kill(?:ed|er)?\b|\bOOMKilled\b",
+        )
+    ),
+    re.IGNORECASE,
+)
+_OTHERWISE = re.compile(
+    r"No space left on device|Disk quota exceeded|Too many open files|larger than max|message length|quota|rate limit|"
+    r"too many requests|shared memory\(shm\)",
+    re.IGNORECASE,
+)
+_DEALT_WITH = re.compile(
+    r"\bretrying\b|\bwill retry\b|\btr(?:y|ies|ying) again\b|\brecover(?:ed|ing|s)\b|\bfall(?:s|ing)? back\b|"
+    r"\bgo(?:es|ing) on\b|(?<!try )(?<!consider )(?<!by )\b(?:reducing|halving|decreasing|lowering|shrinking)\b|"
+    r"\b(?:skipping|skipped|continuing)\b",
+    re.IGNORECASE,
+)
+_ONLY_MENTIONED = re.compile(
+    r"\bwarn(?:ing)?\b|\b(?:info|debug|hint|tip|note)\b:?|\bcaught\b|\bhandled\b|\bavoid\w*|\bprevent\w*|"
+    r"\b(?:no longer|never|in case of|if|may|might|would)\b|\bcould\b(?! not)",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.;!])\s+")
+
+
+def has_memory_type(kind: str) -> bool:
+    """Return whether the name of an exception, with or without its module, is about memory."""
+    return kind.rpartition(".")[2].rpartition("::")[2] in _TYPES
+
+
+def is_memory_error(kind: str, message: str) -> bool:
+    """Return whether an exception reports exhausted memory, judged by its printed name and its message."""
+    name = kind.rpartition(".")[2]
+    if name in _NEVER or _OTHERWISE.search(message):
+        return False
+    return has_memory_type(kind) or any(_WORDS.search(line) for line in message.splitlines())
+
+
+def is_memory_line(line: str) -> bool:
+    """Return whether a line of output reports exhausted memory, and neither a recovery nor mere advice."""
+    if _OTHERWISE.search(line) or is_recovery(line):
+        return False
+    sentences = _SENTENCE_END.split(line)
+    return any(
+        (_WORDS.search(sentence) or has_memory_type(sentence.partition(":")[0].strip()))
+        and not _ONLY_MENTIONED.search(sentence)
+        for sentence in sentences
+    )
+
+
+def is_recovery(line: str) -> bool:
+    """Return whether a line of output reports that the program continues after a failure."""
+    return bool(_DEALT_WITH.search(line))
+
+
+_NUMBER = r"\b(?:CUDA|CUresult|MPS|cu[A-Z]\w+|cuda\w+)\b[^\d\n]{0,40}\b"
+_REMEDIES = (
+    (
+        rf"{_NUMBER}805\b|cudaErrorMpsConnectionFailed|CUDA_ERROR_MPS_CONNECTION_FAILED|MPS client failed to connect",
+        "the job found no MPS server: keep CUDA_MPS_PIPE_DIRECTORY in its environment, and run it as the user of the "
+        "study, because a server serves one user",
+    ),
+    (
+        rf"{_NUMBER}80[67]\b|cudaErrorMps(?:ServerNotReady|RpcFailure)|CUDA_ERROR_MPS_(?:SERVER_NOT_READY|RPC_FAILURE)|"
+        "MPS server is not ready to accept|between the MPS server and the MPS client failed",
+        "the MPS server ended or was recovering from the fault of another client: look for the first job that failed",
+    ),
+    (
+        rf"{_NUMBER}80[89]\b|cudaErrorMpsMax|CUDA_ERROR_MPS_MAX_|required to (?:create MPS client|support device conn)",
+        "MPS has no room for another client: run fewer jobs or processes, or lower CUDA_DEVICE_MAX_CONNECTIONS",
+    ),
+    (
+        rf"{_NUMBER}810\b|cudaErrorMpsClientTerminated|CUDA_ERROR_MPS_CLIENT_TERMINATED|MPS client has been terminated",
+        "the fault of another client under MPS ended this job too: look for the first job that failed",
+    ),
+    (
+        r"(?:devices are|is/are) busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        "another process holds the GPU in an exclusive compute mode, or the job bypassed MPS: end that process, "
+        "keep CUDA_MPS_PIPE_DIRECTORY in the job, or change the mode: nvidia-smi -i GPU -c DEFAULT",
+    ),
+    (
+        r"EADDRINUSE|Address already in use|another process is utilizing it",
+        "another job or program holds this port: use MASTER_PORT, which differs between jobs, or {job}, as in "
+        "--master-port 2951{job}",
+    ),
+    (
+        r"Duplicate GPU detected",
+        "NCCL accepts one rank per GPU: run each job with one process, or its ranks with another backend such as gloo",
+    ),
+    (
+        r"invalid literal for int\(\).*MIG-|could not convert string.*MIG-",
+        "the program reads CUDA_VISIBLE_DEVICES as numbers, but a MIG device has only a UUID: let it use device 0 of "
+        "those that it sees",
+    ),
+)
+
+
+def find_remedy(reason: str) -> str:
+    """Return the remedy for a failure; empty if its reason has nothing to do with sharing a GPU."""
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, reason)), "")

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pipeline.base.domain import layout, service_figures, work_units
 from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.normalisation import compared_names
-from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.domain.samples import SAMPLED_S
+from pipeline.base.domain.samples import SAMPLED_S, PointSeries
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_count
@@ -26,13 +25,10 @@ from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
-from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, turn_rates, work
-from pipeline.observe.gpu_use import mark_unused_gpu
-from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.observation import Observation
-from pipeline.observe.program_rates import logged_rate
-from pipeline.observe.program_rates.logged_rate import LoggedRate
-from pipeline.observe.row_marks import Batch, find_marks
+from pipeline.observe import changed_files, endings, latency, logged_rate, phases, row_marks, sample_figures, throughput
+from pipeline.observe.group_result import GroupResult, JobResult, Observation
+from pipeline.observe.logged_rate import LoggedRate
+from pipeline.observe.row_marks import Batch, find_marks, mark_unused_gpu
 
 FIRST_GPU_USE = "first_gpu_use_s"
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
@@ -42,7 +38,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     """Compute the row of a group."""
     jobs: list[JobResult] = []
     batches: list[Batch] = []
-    in_turns: list[turn_rates.BatchTurns] = []
+    in_turns: list[throughput.BatchTurns] = []
     read = sample_figures.group_by_subject(observation.samples)
     all_states = [state for batch in observation.batches for state in batch]
     log_of = {
@@ -51,14 +47,14 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     }
     whose = changed_files.find_owners(observation.changed, all_states, log_of, observation.clock)
     logged_of = {
-        state.job.index: logged_rate.read(state, log_of[state.job.index], whose, observation.clock)
+        state.job.index: logged_rate.read_logged_rate(state, log_of[state.job.index], whose, observation.clock)
         for state in all_states
     }
     for states in observation.batches:
         measured = [state for state in states if not state.job.is_co_runner]
         batch = _make_batch(group, measured, log_of, logged_of, observation.slices)
         batches.append(batch)
-        in_turns.append(turn_rates.compute_rates(states, log_of, logged_of, batch.window))
+        in_turns.append(throughput.compute_turn_rates(states, log_of, logged_of, batch.window))
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
@@ -77,7 +73,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
     processes = _list_processes(group, all_states, jobs, observation, read, windows)
     measured_processes = [process for process in processes if not process.job.is_co_runner]
-    metrics |= host_load.compute_figures(measured_processes, of_device, is_in_turn=len(observation.batches) > 1)
+    metrics |= row_marks.compute_host_figures(measured_processes, of_device, is_in_turn=len(observation.batches) > 1)
     metrics |= of_device | sample_figures.derive_energy(
         of_device, windows, observation.idle_w, observation.waiting_w, rates
     )
@@ -90,7 +86,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         | _make_comparison_tags(group, measured_jobs, observation)
         | _describe_damages(all_states, log_of)
     )
-    tags |= turn_rates.make_tags(in_turns)
+    tags |= throughput.make_turn_tags(in_turns)
     changed = None if group.sequential else observation.changed
     if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
@@ -179,7 +175,7 @@ def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events
         if not stops:
             return None
         # The window begins after the first step of every job and after the settling time.
-        first = [instants[0] for log in logs if (instants := work.list_instants_ns(log))]
+        first = [instants[0] for log in logs if (instants := throughput.list_instants_ns(log))]
         begin = max(max(starts) + int(group.window.begin_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
     ends = [_find_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
@@ -199,7 +195,7 @@ def _describe_damages(states: Sequence[JobState], log_of: Mapping[int, Events]) 
 
 def _find_end_ns(state: JobState, log: Events) -> int | None:
     """Return the last instant of a job's work: its last step, answer or epoch, or else its exit."""
-    marks = [*work.list_instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    marks = [*throughput.list_instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
     if marks and log.requests is not None and state.ended.told_ns is not None:
         return min(max(marks), state.ended.told_ns)  # answers after the stop are for requests before the stop
     if marks:
@@ -227,7 +223,9 @@ def _judge_job(
     is_interleaved = group.window.kind is WindowKind.INTERLEAVED
     if log.started_ns is not None and end_ns is not None and not is_interleaved:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    metrics |= work.compute_figures(group, state.job, log, logged, windows, metrics.get("makespan_s"), state.holds)
+    metrics |= throughput.compute_work_figures(
+        group, state.job, log, logged, windows, metrics.get("makespan_s"), state.holds
+    )
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, observation.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
@@ -241,7 +239,7 @@ def _judge_job(
     metrics |= phases.compute_job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.judge_job(state, log, interrupted=observation.interrupted)
-    if ending.result is Result.OK and (absence := work.explain_absence(group, state.job, log, metrics, logged)):
+    if ending.result is Result.OK and (absence := throughput.explain_absence(group, state.job, log, metrics, logged)):
         ending = Ending(Result.FAILED, absence)
     return JobResult(
         job=state.job,

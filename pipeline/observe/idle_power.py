@@ -8,15 +8,14 @@ from pathlib import Path
 
 from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.idle_measurements import Key
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system import words
 from pipeline.base.system.errors import ListenerError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.observe import phases, sample_figures
-from pipeline.observe.fields import POWER, Fields
 from pipeline.observe.phases import Phases
-from pipeline.observe.sinks import SampleLog
+from pipeline.observe.sample_figures import POWER, Fields, SampleLog
 
 
 class IdlePower:

@@ -1,28 +1,33 @@
 """Marks of a row, from observations: why its figures are invalid, and notes on its figures.
 
 A row is invalid if something other than collocation decided its figures. An effect of collocation, such as a clock that
-the power limit lowered, is a note.
+the power limit lowered, is a note. The checks include the host's load, and that each job used its GPU: it must once
+have a process in the driver's list. The nvml listener counts the listed processes of a job, and omits the count where a
+process of unknown origin is listed, which may be a job's, or the list is empty although memory is in use: PIDs differ
+in a container, or are hidden there, and a container's daemon starts a job's processes.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.marks import Marks, join
+from pipeline.base.domain.marks import NO_MARKS, Marks, join
 from pipeline.base.domain.records import Group
-from pipeline.base.domain.samples import THROTTLED
+from pipeline.base.domain.samples import NUM_GPU_PROCESSES, THROTTLED
+from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL, TIMESLICE
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, list_first
 from pipeline.launch import job_steps
 from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState
-from pipeline.observe import host_load, latency, throughput, work
-from pipeline.observe.group_result import JobResult
-from pipeline.observe.observation import Observation
-from pipeline.observe.program_rates.logged_rate import LoggedRate
-from pipeline.observe.sample_figures import Window, measure_seconds
+from pipeline.observe import latency, throughput
+from pipeline.observe.group_result import JobResult, Observation
+from pipeline.observe.logged_rate import LoggedRate
+from pipeline.observe.sample_figures import Readings, Subject, Window, measure_seconds
 
 MIN_OVERLAP_RATIO = 0.95
 """Smallest `overlap_ratio` of a valid row; below it, some jobs ran alone for too much of the time."""
@@ -80,7 +85,7 @@ def find_marks(
             notes += _find_short_tails(batch, batch.window)
     if overlap := _describe_low_overlap(group, batches, metrics):
         invalid.append(overlap)
-    if load := host_load.describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
+    if load := describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
         (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         notes.append(f"power or heat limited the clocks for {100 * metrics[THROTTLED]:.0f} % of the window")
@@ -93,7 +98,9 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         return
     seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
-        if seconds < MIN_WINDOW_SHARE * group.window.longest_s and list(work.list_instants_ns(log)[:1]) == [window[0]]:
+        if seconds < MIN_WINDOW_SHARE * group.window.longest_s and list(throughput.list_instants_ns(log)[:1]) == [
+            window[0]
+        ]:
             yield f"job {state.job.name} began its work only {seconds:.3g} s before the end of the window"
         if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
@@ -191,3 +198,97 @@ def _describe_low_overlap(group: Group, batches: Sequence[Batch], metrics: Mappi
     if group.window.kind is WindowKind.STEADY or (group.window.kind is WindowKind.LOGGED and is_whole_run):
         return f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
     return ""
+
+
+_LISTED_MODES = frozenset(mode.name for mode in (SERIAL, NAIVE, TIMESLICE, MIG))
+"""Modes in which the driver lists each job; the clients of an MPS server are not in every list."""
+_MIN_READINGS, _MOST_NAMES = 3, 3
+
+
+def mark_unused_gpu(group: Group, states: Sequence[JobState], read: Mapping[Subject, Readings]) -> Marks:
+    """Mark a group with jobs that were never on the GPU; a note if they may have been, as in jobs of few readings."""
+    counts: dict[int | None, list[float]] = {}  # by PID, because jobs that share a process are counted as one
+    for state in states:
+        of_job = read.get((state.job.index, None), {})
+        numbers = [num for (_, name), readings in of_job.items() if name == NUM_GPU_PROCESSES for _, num in readings]
+        counts.setdefault(state.pid, []).extend(numbers)
+    unseen = {state.job.name: num for state in states if (num := counts[state.pid]) and not any(num)}
+    if not unseen or not group.device.is_gpu or group.device.is_simulated:
+        return NO_MARKS
+    text = f"no process of {list_first(list(unseen), _MOST_NAMES)} was on the GPU; check that the program finds CUDA"
+    is_sure = group.scenario in _LISTED_MODES and min(map(len, unseen.values())) >= _MIN_READINGS
+    return Marks(invalid=text) if is_sure else Marks(note=text)
+
+
+BUSY_PROCESS_PCT = 90.0
+IDLE_GRACT_RATIO = 0.9
+"""A job is host-bound if one of its processes used at least `BUSY_PROCESS_PCT` of a core while GRACT was below
+`IDLE_GRACT_RATIO`."""
+
+FOREIGN_LOAD = "other programs used"
+MOST_WAIT_PCT = 20.0
+_MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
+"""Other programs slowed a job if three conditions hold: the job waited for CPUs for more than `MOST_WAIT_PCT` of the
+time, other programs used more than `_MOST_FOREIGN_SHARE` of its CPUs, and less than `_MOST_IDLE_SHARE` was idle."""
+
+_BUSIEST = "process_cpu_mean_pct"
+_WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
+_FIGURES = {
+    **dict.fromkeys((_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz"), ""),
+    _CPU: "host_cpu_total_pct",
+    "host_memory_peak_mib": "host_memory_total_mib",
+}
+"""Name of the group's total of each figure of a process; empty if the group has their mean, under the same name."""
+
+
+def compute_host_figures(
+    processes: Sequence[JobResult], of_device: Mapping[str, float], *, is_in_turn: bool
+) -> dict[str, float]:
+    """Return the host figures of a group: means over the processes of its jobs, and totals unless they ran in turn.
+
+    A figure is missing if a process or the device lacks it. `host_bound_ratio` is the share of host-bound processes.
+    """
+    metrics = {}
+    for name, total in _FIGURES.items():
+        values = [process.metrics[name] for process in processes if name in process.metrics]
+        if not values or len(values) < len(processes):
+            continue
+        if not total:
+            metrics[name] = statistics.fmean(values)
+        elif not is_in_turn:
+            metrics[total] = math.fsum(values)
+    gract = of_device.get("gract_mean_ratio")
+    if gract is not None and _BUSIEST in metrics:
+        bound = [process.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for process in processes]
+        metrics["host_bound_ratio"] = statistics.fmean(bound)
+    return metrics
+
+
+def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
+    """Name the jobs, including co-runners, that waited for CPUs that other programs used; empty if none or unknown.
+
+    Of jobs that share a process, `jobs` has one, with the figures of the process.
+
+    `own_pct` is the CPU usage of the orchestrator and its samplers, in per cent of a core.
+    """
+    busy, idle = of_device.get("busy_mean_cpus"), of_device.get("idle_mean_cpus")
+    if busy is None or idle is None or any(_CPU not in job.metrics for job in jobs):
+        return ""
+    num_cpus, foreign = busy + idle, busy - (sum(job.metrics[_CPU] for job in jobs) + own_pct) / 100
+    if foreign < _MOST_FOREIGN_SHARE * num_cpus or idle > _MOST_IDLE_SHARE * num_cpus:
+        return ""
+    waits = {job.job.name: wait for job in jobs if (wait := _compute_wait_pct(job)) > MOST_WAIT_PCT}
+    if not waits:
+        return ""
+    longest = max(waits, key=waits.__getitem__)
+    who = f"job {longest}" if len(waits) == 1 else f"{len(waits)} jobs, such as {longest},"
+    return (
+        f"{who} waited for a CPU for "
+        f"{waits[longest]:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of {num_cpus:.0f} CPUs"
+    )
+
+
+def _compute_wait_pct(job: JobResult) -> float:
+    """Return how long a job waited for a CPU: the smaller one of its shares of runnable time and of all time."""
+    wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
+    return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

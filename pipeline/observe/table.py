@@ -13,8 +13,8 @@ from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import align_table, list_first, natural_key
-from pipeline.observe.fields import Fields, name_figure
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.sample_figures import Fields, name_figure
 
 # Title, figure and format of each column. The table has columns for rates per work unit before these columns, and
 # columns for samples and energy after them.

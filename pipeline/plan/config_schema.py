@@ -15,7 +15,7 @@ from omegaconf import MISSING
 
 from pipeline.base.domain.records import Limits
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system import locks, tracking_root
+from pipeline.base.system import locks, paths
 from pipeline.base.system.option_fields import MAX_S, option
 from pipeline.plan.option_loader import KINDS, open_maps
 
@@ -112,10 +112,10 @@ class TrackingConfig:
         values="address",
         shown="`null`; required for `server`",
     )
-    root: str = option("folder of store, artifacts and spool", str(tracking_root.DEFAULT), values="path")
+    root: str = option("folder of store, artifacts and spool", str(paths.DEFAULT_ROOT), values="path")
     experiment: str = option(
         "MLflow experiment; rehearsals go to `NAME-rehearsal`, reproductions to `NAME-reproductions`",
-        tracking_root.EXPERIMENT,
+        paths.DEFAULT_EXPERIMENT,
     )
     series_points: int = option(
         "points of a series in MLflow's charts; `samples.parquet` has all samples", 500, least=1

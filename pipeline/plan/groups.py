@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import group_names, placeholders, work_units
+from pipeline.base.domain import group_names, work_units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -29,7 +29,7 @@ from pipeline.base.domain.records import (
     Resume,
 )
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import Workload
+from pipeline.base.domain.workload import Workload, refuse_unknown_placeholders
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
@@ -234,7 +234,7 @@ def _make_workload(
         flags["epochs"] = 0 if window.kind.is_steady else config.window.epochs
     arguments = _make_flags(flags)
     words = workload.added_words(arguments)
-    placeholders.refuse_unknown(workload.name, (*arguments, *words))
+    refuse_unknown_placeholders(workload.name, (*arguments, *words))
     program_digest = make_digest(
         [code.digest for code in codes],
         workload.name,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.base.domain import metric_unit, rate_text, work_units
-from pipeline.base.domain.metric_unit import MetricUnit
+from pipeline.base.domain import rate_units, work_units
+from pipeline.base.domain.rate_units import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
@@ -98,7 +98,7 @@ class ScriptConfig(WorkloadConfig):
 
     def _metric_unit(self) -> MetricUnit | None:
         try:
-            return None if self.metric_unit is None else metric_unit.parse(self.metric_unit)
+            return None if self.metric_unit is None else rate_units.parse_unit(self.metric_unit)
         except ValueError:
             return None
 
@@ -125,8 +125,8 @@ class ScriptConfig(WorkloadConfig):
             raise ValueError("metric is empty; set metric to the name of a metric that the script logs")
         if self.metric is not None:
             try:
-                rate_text.read_metric_name(self.metric, self._metric_unit(), self.work_unit)
-            except metric_unit.UnreadableError as error:
+                rate_units.read_metric_name(self.metric, self._metric_unit(), self.work_unit)
+            except rate_units.UnreadableError as error:
                 raise ValueError(f"metric={self.metric}: {error}") from error
         if self.metric_pattern is not None:
             try:
@@ -151,7 +151,7 @@ class ScriptConfig(WorkloadConfig):
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
+            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {rate_units.FORMS}")
         if self.work_unit and not unit.counts(self.work_unit):
             raise ValueError(
                 f"metric_unit={self.metric_unit} counts {work_units.format_unit(unit.work)}, not "

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, startup
-from pipeline.base.system.command_parser import CommandParser
+from pipeline.base.system.command_parser import CommandAnswer, CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {

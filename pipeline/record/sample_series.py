@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.base.domain.layout import SAMPLE_TABLE
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.record.group_record import Clock, JobRecord
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")

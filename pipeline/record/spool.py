@@ -20,7 +20,7 @@ from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
 from pipeline.base.domain.tags import read_facts
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.work_units import ARRIVALS, PARAM
-from pipeline.base.system import locks, secrets, tracking_root
+from pipeline.base.system import locks, paths, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
@@ -29,7 +29,7 @@ from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.sinks import SampleLog
+from pipeline.observe.sample_figures import SampleLog
 from pipeline.record import group_folder, group_record
 from pipeline.record.group_folder import Amendment
 from pipeline.record.group_record import AnyRun, Clock, GroupRecord, JobRecord, Series
@@ -115,7 +115,7 @@ class Spool:
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
-        tracking_root.make(self.root)
+        paths.make_root(self.root)
         self._folders: dict[str, Path] = {}
         self._folder = self.root / layout.SPOOL / layout.make_stamp()
         group_folder.create_below_spool(lambda: self._folder.mkdir(parents=True))

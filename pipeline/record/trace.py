@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.domain import layout
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.tags import Tag
-from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW
+from pipeline.observe.sample_figures import Fields
 from pipeline.record import group_folder
 from pipeline.record.group_record import GroupRecord
 from pipeline.record.sample_series import Series

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
-from pipeline.base.system import entry_points, tracking_root
+from pipeline.base.system import entry_points, paths
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
@@ -93,7 +93,7 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
 
 
 def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSummary]]:
-    stores = [*options.root, *options.uri] or [tracking_root.DEFAULT]
+    stores = [*options.root, *options.uri] or [paths.DEFAULT_ROOT]
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
@@ -348,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--experiment", nargs="+", default=[], metavar="NAME", help="studies in stores, by their tracking.experiment"
     )
-    root = f"folder of a local store (default: {tracking_root.DEFAULT}); repeat the option to add a store"
+    root = f"folder of a local store (default: {paths.DEFAULT_ROOT}); repeat the option to add a store"
     parser.add_argument("--root", type=Path, action="append", default=[], help=root)
     parser.add_argument(
         "--uri", action="append", default=[], help="URI of a tracking server; repeat the option to add a server"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import IO
 
 from pipeline.base.domain.records import Device
-from pipeline.base.system import cpu_limit, interrupts, words
+from pipeline.base.system import interrupts, startup, words
 from pipeline.scale import cpus
 from pipeline.scale.worker import STATUS
 
@@ -57,7 +57,7 @@ class WorkerProcess:
                 start_new_session=True,  # only the launcher gets Ctrl-C and forwards it
                 preexec_fn=_end_with_parent if ends_with_launcher else None,
             )
-        cpu_limit.hand_on_limit(self._process.pid)
+        startup.hand_on_limit(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._requests, self._answers, self._messages = stdin, stdout, stderr

@@ -1,21 +1,22 @@
-"""Execution of a study: reads the composed configurations, runs the study, returns an exit status."""
+"""Execution of a study: reads the composed configurations, runs the study and the command of `on_end`."""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from omegaconf import DictConfig
 
-from pipeline.base.system import interrupts, startup, study_cache, words
-from pipeline.base.system.errors import CollocationError, InUseError
+from pipeline.base.system import helper_program, interrupts, startup, study_cache, words
+from pipeline.base.system.errors import CollocationError, CommandError, ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.prepare.device.device_wait import WaitBudget
 from pipeline.record import tracking_sender
 from pipeline.record.tracking_sender import Sender
-from pipeline.study.end_command import refuse_unknown, run_end_command
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
 from pipeline.study.study_request import StudyRequest, read_request
@@ -48,7 +49,7 @@ def execute(
         with UndoStack() as stack:
             request = read_request(configs, stack, take_sender, is_sweep=is_sweep)
             if request.config.on_end is not None:
-                refuse_unknown(request.config.on_end)
+                refuse_unknown_program(request.config.on_end)
             status = (engine or run_here)(request, stack)
     except CollocationError as error:
         words.say(f"error: {error}")
@@ -97,3 +98,26 @@ def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
                 return study
         except InUseError as error:
             patience.wait(error)
+
+
+SUMMARY, SUMMARY_VARIABLE = "SUMMARY", "COLLOCATION_SUMMARY"
+"""The word of the command that the summary replaces, and the environment variable that has the summary."""
+_LIMIT_S = 10.0
+
+
+def refuse_unknown_program(command: Sequence[str]) -> None:
+    """Raise `ConfigError` if the program of the command does not exist."""
+    if not command or shutil.which(command[0]) is None:
+        name = repr(command[0]) if command else "none"
+        raise ConfigError(f"on_end: program {name} was not found; write, for example, on_end=[notify-send,{SUMMARY}]")
+
+
+def run_end_command(command: Sequence[str], summary: str) -> None:
+    """Run the command without a shell, for at most ten seconds; a failure is only noted."""
+    called = [summary if word == SUMMARY else word for word in command]
+    environ = {**os.environ, SUMMARY_VARIABLE: summary}
+    try:
+        helper_program.run(called, environ=environ, timeout_s=_LIMIT_S)
+    except CommandError as error:
+        short = CommandError(called[:1], error.status, " ".join(error.stderr.split()))  # omits the arguments
+        words.say(f"note: on_end: {short}")

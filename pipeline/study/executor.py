@@ -40,8 +40,8 @@ def warm_start(
 def run(launch: Sequence[Group], resources: StudyResources) -> Iterator[GroupResult]:
     """Run the groups of a launch, most jobs first, and record the row of each.
 
-    The first one that runs well measures the others as well, in turns. One that does not, for lack of memory perhaps,
-    has a row of its own, and the next one is launched.
+    The first group that succeeds also measures the others in its slices. A group that fails, for example out of memory,
+    gets its own row; the next group is then launched.
 
     Raises:
         Interrupted: the user sent a signal; the row is recorded as interrupted.

@@ -23,9 +23,8 @@ import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.marks import NO_MARKS, join
-from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
+from pipeline.base.domain.protocols import Listener, Profiler, RunningGroup, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
@@ -43,12 +42,11 @@ from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, group_row, phases
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
-from pipeline.observe.fields import Fields
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.host_load import FOREIGN_LOAD
+from pipeline.observe.group_result import GroupResult, Observation
 from pipeline.observe.idle_power import IdlePower
-from pipeline.observe.observation import Observation
 from pipeline.observe.phases import Phases
+from pipeline.observe.row_marks import FOREIGN_LOAD
+from pipeline.observe.sample_figures import Fields
 from pipeline.prepare.device import gpu_health, lease
 from pipeline.prepare.device.gpu_health import Health
 from pipeline.prepare.device.nvml import NvmlError

@@ -1,15 +1,21 @@
-"""The plan of a study for this machine, made after the machine was restored from killed orchestrators."""
+"""The plan of a study for this machine, after a restoration from killed orchestrators, and equal for all workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import driver_programs, layout
 from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.domain.records import Device, Plan
-from pipeline.base.system import tracking_root, words
+from pipeline.base.system import paths, regular_files, words
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path
+from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import format_count
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
@@ -18,7 +24,6 @@ from pipeline.plan.inventory import Inventory, take_inventory
 from pipeline.prepare.device import device_choice, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
-from pipeline.study.reproduce.agreement import agree
 from pipeline.study.study_request import StudyRequest
 
 
@@ -36,8 +41,8 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = request.plan(inventory)
     if request.config.plan_file is not None:
-        tracking_root.make(request.root)  # a launcher's plan file is below this folder
-        agree(expand_path("plan_file", request.config.plan_file).absolute(), plan, inventory)
+        paths.make_root(request.root)  # a launcher's plan file is below this folder
+        agree_on_plan(expand_path("plan_file", request.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
 
@@ -93,3 +98,63 @@ def undo_steps(device: Device, gpu: GpuConfig) -> None:
 
 def _is_temporary(gpu: GpuConfig) -> bool:
     return gpu.kind is GpuKind.simulated and gpu.machine is None
+
+
+_PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
+
+
+def agree_on_plan(path: Path, plan: Plan, inventory: Inventory) -> None:
+    """Write the facts that the plan depends on to a file shared by all workers, or compare them with this file.
+
+    Raises:
+        ConfigError: the other workers have another plan or driver, or the file cannot be used.
+    """
+    facts = _collect_facts(plan, inventory)
+    try:
+        first = _write_first(path, facts)
+        differences = list(_compare_facts(first, facts))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"plan_file={path} cannot be used ({error}); delete the file, or set another path") from error
+    if differences or first[_PLAN] != facts[_PLAN]:
+        raise ConfigError(
+            f"plan_file={path}: other workers of this study have another plan "
+            f"({'; '.join(differences) or 'its options differ'}); start all workers with equal settings, or start "
+            "another study"
+        )
+
+
+def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
+    device = plan.groups[0].device
+    programs = [job.workload for group in plan.groups for job in group.jobs]
+    return {
+        _PLAN: plan.digest,
+        _MACHINE: {"GPU model": device.name, "driver": device.facts.driver_version or ""},
+        _PACKAGES: [list(map(mask_text, interpreter.lock)) for interpreter in inventory.interpreters.values()],
+        _FILES: {source.name: source.digest for workload in programs for source in workload.sources},
+    }
+
+
+def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts in the file; if the file is missing, create it atomically with these facts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+    beside.write_text(json.dumps(facts), encoding="utf-8")
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return dict(json.loads(regular_files.read_text(path)))
+    finally:
+        beside.unlink()
+    return facts
+
+
+def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+    for name in first[_MACHINE]:
+        if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
+            yield f"{name}: {local} here, {remote} for the other workers"
+    for before, now in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
+        if words := compare_locks(before, now):
+            yield f"{words} here"
+    for name in sorted(first[_FILES].keys() | facts[_FILES].keys()):
+        if first[_FILES].get(name) != facts[_FILES].get(name):
+            yield f"the content of {name} differs here"

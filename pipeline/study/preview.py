@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.base.domain.records import Plan, Resume
-from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.memory_forecast import MemoryForecast
+from pipeline.observe.study_progress import MemoryForecast, forecast
 from pipeline.plan import config_schema, plan_text
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results

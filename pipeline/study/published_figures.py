@@ -9,7 +9,7 @@ from pipeline.base.domain.protocols import Listener
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.factory import build_object
 from pipeline.base.system.words import format_count
-from pipeline.observe.fields import ENERGY, name_figure
+from pipeline.observe.sample_figures import ENERGY, name_figure
 
 if TYPE_CHECKING:
     from pipeline.report.evaluate.publication import Finding, Publication

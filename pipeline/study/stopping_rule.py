@@ -14,9 +14,8 @@ from pipeline.base.domain.records import Group
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
-from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.study_progress import PastGroup
+from pipeline.observe.study_progress import PastGroup, forecast
 
 if TYPE_CHECKING:
     from pipeline.report.evaluate.interval_widths import IntervalWidth

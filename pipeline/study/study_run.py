@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.protocols import ShowGroup
+from pipeline.base.domain.protocols import RunningGroup, ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
@@ -22,11 +21,10 @@ from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.launch.window_length import SLICES_S
-from pipeline.observe import failures, phases
+from pipeline.observe import endings, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.observe.study_progress import Progress
+from pipeline.observe.study_progress import MemoryForecast, Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import plan_builder, plan_text
 from pipeline.plan.config_schema import ForeignLoad, Memory, OnFailure
@@ -80,13 +78,13 @@ class StudyRun:
         survey = plans.end_leftovers(self.root)
         self.unsent = survey.ready
         if self.config.shard is None:  # a worker expects other workers on other hosts
-            self._say_what_other_hosts_left(survey)
+            self._print_remote_groups(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
             if note := lease.refuse_strangers(device, gpu.tolerate):
                 words.say(f"note: {note}; end them yourself")
 
-    def _say_what_other_hosts_left(self, survey: Survey) -> None:
+    def _print_remote_groups(self, survey: Survey) -> None:
         for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
                 f"note: host {owner} may still run {format_count(number, 'group')} in {self.root / layout.SPOOL}; "
@@ -104,7 +102,7 @@ class StudyRun:
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
             self._wait_for_store()  # an existing local store is opened while the first jobs start
-        self._send_what_others_left()
+        self._send_leftovers()
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
@@ -116,12 +114,12 @@ class StudyRun:
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         if self.rule is not None:
-            self._say_how_many_blocks(self.rule, groups, known, view.progress)
+            self._print_block_forecast(self.rule, groups, known, view.progress)
         if self.config.memory is Memory.forecast:
             self.memory = MemoryForecast(self.plan.groups, stored_results.find_past_groups(self.request))
         begin_s = time.monotonic()
         try:
-            self._take_in(known)
+            self._add_rows(known)
             self._run(groups, view, showing)
         except Interrupted as interrupted:
             if self.request.invocation.slurm_task:  # Slurm, not the user, sent the signal
@@ -131,14 +129,14 @@ class StudyRun:
             with interrupts.hold_interrupts():
                 self._finish()
                 self.request.summary = self._summarize(time.monotonic() - begin_s)
-                self._say_where_time_went(time.monotonic() - begin_s, known)
-                is_sent = self._say_what_waits()
+                self._print_time_shares(time.monotonic() - begin_s, known)
+                is_sent = self._report_unsent()
             if self.ended_by is not None:
                 raise self.ended_by
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
-    def _say_how_many_blocks(
+    def _print_block_forecast(
         self, rule: StoppingRule, groups: Sequence[Group], known: Sequence[GroupResult], progress: Progress
     ) -> None:
         stored = known or stored_results.find_known(self.request, self.plan)
@@ -197,7 +195,7 @@ class StudyRun:
                 raise
             words.say(f"warning: {error}; new groups wait in the spool")
 
-    def _send_what_others_left(self) -> None:
+    def _send_leftovers(self) -> None:
         for folder in self.unsent:
             self.sender.send(folder)
         late = group_folder.list_amendments(self.root / layout.SPOOL)
@@ -239,7 +237,7 @@ class StudyRun:
                     view.begin(group)
                     row = next(rows)
                     view.done(row)
-                    self._take_in([row])
+                    self._add_rows([row])
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
                         return
@@ -265,7 +263,7 @@ class StudyRun:
     def _list_latest_rows(self) -> list[GroupResult]:
         return [self.comparison.get_latest(row) for row in self.rows]
 
-    def _take_in(self, rows: Sequence[GroupResult]) -> None:
+    def _add_rows(self, rows: Sequence[GroupResult]) -> None:
         self.rows += rows
         if self.memory is not None:
             for row in rows:
@@ -298,9 +296,9 @@ class StudyRun:
                 # rows are still being sent
                 summary.show(self.plan.experiment, self._list_latest_rows(), self.request.reproduction)
         finally:
-            self._send_what_is_left()
+            self._send_pending()
         if self.rows:
-            for line in failures.describe(self.rows, self._error_log):
+            for line in endings.describe_failures(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
             failed = {
                 run: row.group.name
@@ -309,16 +307,16 @@ class StudyRun:
             }
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         if self.rule is not None:
-            self._say_how_precise(self.rule)
-        self._say_how_to_resume()
+            self._print_precision(self.rule)
+        self._print_resume_command()
 
-    def _say_how_precise(self, rule: StoppingRule) -> None:
+    def _print_precision(self, rule: StoppingRule) -> None:
         if rule.stopped_after is not None:
             stored_results.assign_to_plan(self.request, self.plan, self.rows)
         if end := rule.describe_end(self._list_latest_rows()):
             words.say(end)
 
-    def _send_what_is_left(self) -> None:
+    def _send_pending(self) -> None:
         """Send the remaining groups; after a signal only for a short time. Unsent groups stay in the spool."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
@@ -335,7 +333,7 @@ class StudyRun:
             self.sender.finish_requests(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
         self.spool.remove_if_empty()
 
-    def _say_what_waits(self) -> bool:
+    def _report_unsent(self) -> bool:
         unsent, late = len(self.sender.unsent), len(self.spool.list_unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
@@ -352,7 +350,7 @@ class StudyRun:
         where = self.spool.locate_job(row, index)
         return f"{shorten_path(where) if isinstance(where, Path) else where}/{layout.STDERR}"
 
-    def _say_how_to_resume(self) -> None:
+    def _print_resume_command(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):
@@ -368,7 +366,7 @@ class StudyRun:
             if not self.folder.is_dir():
                 words.say(f"the working folder {self.folder} was removed during the study; make it again first")
 
-    def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
+    def _print_time_shares(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.describe_shares(ran, elapsed_s):
             words.say(f"{format_count(len(ran), 'group')} in {format_duration(elapsed_s)}: {share}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.base.system import entry_points, factory
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
-from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.sample_figures import Fields
 from pipeline.observe.table import format_table
 from pipeline.plan.config_schema import TrackingConfig
 from pipeline.record.store import links

@@ -144,7 +144,7 @@ TRACER = """
 SCOREBOARD = """
     from contextlib import contextmanager
     from pathlib import Path
-    from pipeline.observe.exporters.live_series import GroupSeries
+    from pipeline.observe.exporters.prometheus import GroupSeries
 
     class Scoreboard:
         def __init__(self, file):
@@ -172,7 +172,7 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.domain.command_answer import CommandAnswer
+    from pipeline.base.system.command_parser import CommandAnswer
 
     def add_tally_arguments(parser):
         parser.add_argument("things", nargs="*")

@@ -22,8 +22,7 @@ from pipeline.launch.interleaving import FIRST_STEPS, Interleaving
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawner
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support import forks
 from tests.support.rows import group
 from tests.support.run_cases import groups

@@ -25,8 +25,7 @@ from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.conftest import TOYS
 from tests.support.job_server import is_alive, wait_until
 from tests.support.rows import group

@@ -24,8 +24,7 @@ from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.conftest import TOYS
 from tests.flow.test_interleaving import WINDOW, make_jobs
 from tests.support.rows import group

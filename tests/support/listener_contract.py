@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from listeners.base import ThreadedListener
-from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.protocols import Listener, RunningGroup
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ConfigError, ListenerError
 from pipeline.base.system.host_info import read_process

@@ -7,8 +7,8 @@ import json
 import time
 from pathlib import Path
 
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group, ListenerSpec, Required, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.factory import Spec
 from tests.conftest import GPU

@@ -17,7 +17,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 from pipeline.launch.job_state import JobEnd, JobState, ProcessStart, ProtocolReport
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from tests.conftest import GPU
 
 S = 1_000_000_000

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from listeners.base import PollingListener
-from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.samples import Field, Sample, Summary
 from pipeline.simulation.machine.readings import Quantity
 

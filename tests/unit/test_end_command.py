@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.study import end_command
+from pipeline.study import execution
 
 SUMMARY = "robroek: 3 groups, 3 ok; $(touch injected)"
 
@@ -15,7 +15,7 @@ SUMMARY = "robroek: 3 groups, 3 ok; $(touch injected)"
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(end_command.words, "say", lines.append)
+    monkeypatch.setattr(execution.words, "say", lines.append)
     return lines
 
 
@@ -23,9 +23,9 @@ def test_the_summary_is_one_word_and_a_variable(tmp_path, said):
     code = (
         "import os, sys; open(sys.argv[1], 'w').write('\\n'.join([*sys.argv[2:], os.environ['COLLOCATION_SUMMARY']]))"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "told"), end_command.SUMMARY_VARIABLE, "SUMMARY", "$HOME"]
-    end_command.run_end_command(command, SUMMARY)
-    assert (tmp_path / "told").read_text().splitlines() == [end_command.SUMMARY_VARIABLE, SUMMARY, "$HOME", SUMMARY]
+    command = [sys.executable, "-c", code, str(tmp_path / "told"), execution.SUMMARY_VARIABLE, "SUMMARY", "$HOME"]
+    execution.run_end_command(command, SUMMARY)
+    assert (tmp_path / "told").read_text().splitlines() == [execution.SUMMARY_VARIABLE, SUMMARY, "$HOME", SUMMARY]
     assert said == []
 
 
@@ -39,23 +39,23 @@ def test_the_summary_is_one_word_and_a_variable(tmp_path, said):
     ],
 )
 def test_a_failure_is_only_noted(command, note, said, monkeypatch):
-    monkeypatch.setattr(end_command, "_LIMIT_S", 0.1)
-    end_command.run_end_command(command, SUMMARY)
+    monkeypatch.setattr(execution, "_LIMIT_S", 0.1)
+    execution.run_end_command(command, SUMMARY)
     (line,) = said
     assert line.startswith("note: on_end: ") and note in line and "\n" not in line
 
 
 def test_a_program_that_leaves_a_process_behind_has_not_failed(said, monkeypatch):
-    monkeypatch.setattr(end_command, "_LIMIT_S", 5.0)
-    end_command.run_end_command(["sh", "-c", "sleep 6 & exit 0"], SUMMARY)
+    monkeypatch.setattr(execution, "_LIMIT_S", 5.0)
+    execution.run_end_command(["sh", "-c", "sleep 6 & exit 0"], SUMMARY)
     assert said == []
 
 
 @pytest.mark.parametrize(("command", "name"), [(["no-such-program"], "'no-such-program'"), ([], "none")])
 def test_an_unknown_program_is_refused(command, name):
     with pytest.raises(ConfigError, match=f"^on_end: program {name} was not found; write, for example, on_end="):
-        end_command.refuse_unknown(command)
+        execution.refuse_unknown_program(command)
 
 
 def test_a_known_program_is_accepted():
-    end_command.refuse_unknown(["true", end_command.SUMMARY])
+    execution.refuse_unknown_program(["true", execution.SUMMARY])

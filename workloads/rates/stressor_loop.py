@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, job: client.NullJob, loads: Mapping[str, L
     A load of one resource is one turn that does not end: an epoch has a number of calls. With `args.resources`, an
     epoch is a round of turns, each for a time. Each of these is a phase of the job, `turn RESOURCE DIAL`, which ends
     with the next phase, so the orchestrator can hold the steps of other jobs against the turns
-    (`pipeline/observe/turn_rates.py`).
+    (`pipeline/observe/throughput.py`).
     """
     takes_turns = hasattr(args, "turn_s")
     turns = list_round(args.resources, args.dials) if takes_turns else [(args.resource, args.dial)]

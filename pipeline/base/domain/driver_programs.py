@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipeline.base.domain.records import Device, Group
 from pipeline.base.system import helper_program
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.remedy_spelling import choose_remedy
 
 Execute = Callable[[Sequence[str]], helper_program.Completed]
 """Executes a command of nvidia-smi instead of `helper_program.run`, for example to record its output."""

@@ -12,10 +12,11 @@ import hashlib
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
-from pipeline.base.domain.records import CO_RUNNERS
+from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE
 
@@ -229,3 +230,20 @@ def _format_setting(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_format_setting, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_Run = TypeVar("_Run")
+
+
+def drop_superseded(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
+    """Drop skipped runs whose group began later; `read` returns group and outcome of a run."""
+    runs: list[_Run] = []
+    begun = set[Hashable]()
+    for run in newest_first:
+        group, result = read(run)
+        if result != Result.SKIPPED:
+            begun.add(group)
+        elif group in begun:
+            continue
+        runs.append(run)
+    return runs

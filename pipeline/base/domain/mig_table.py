@@ -1,15 +1,22 @@
-"""MIG profiles of each GPU model: the table `mig_profiles.json` as typed records.
+"""MIG profiles of each GPU model (`mig_profiles.json` as typed records), names of MIG devices, and MPS chunks.
 
 Values missing in the public sources are `None`, except `capacity_mib`, the memory of a simulated GPU or instance. It is
-estimated from the nominal size, in proportion to the memory slices of an instance.
+estimated from the nominal size, in proportion to the memory slices of an instance. The memory of an instance depends on
+the driver, so that a model alone does not determine it: `read_memory_mib`.
 
-The memory of an instance depends on the driver, so that a model alone does not determine it: `read_memory_mib`.
+A MIG device `3g.40gb` has all compute slices of its GPU instance, `1c.3g.40gb` has one of them.
+
+Static partitions of MPS consist of chunks of multiprocessors. The number of chunks depends on the positions of the
+multiprocessors on the chip. Sources: NVIDIA's MPS documentation, release 615 (Static SM Partitioning), with a GPU of 92
+multiprocessors as example; public programs for H100s (sgl-project/sglang-omni, `mps/control.py`); the reported chunk of
+an L40S (8.9) has four multiprocessors.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -254,3 +261,36 @@ def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) ->
             for division in divisions
         ),
     )
+
+
+_DEVICE_NAME = re.compile(r"(?P<slices>\d+)c\.(?P<profile>.+)")
+
+
+def name_device(profile: str, slices: int | None) -> str:
+    """Return `1c.3g.40gb` for one compute slice of a `3g.40gb`; without slices, the profile itself."""
+    return profile if slices is None else f"{slices}c.{profile}"
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Split a name into GPU instance profile and number of compute slices; `None` for all slices."""
+    part = _DEVICE_NAME.fullmatch(name)
+    return (name, None) if part is None else (part["profile"], int(part["slices"]))
+
+
+def format_division(profile: str, parts: list[str]) -> str:
+    """Format a GPU instance with its compute instances: `3g.40gb(1c+2c)`; the profile alone if not partitioned."""
+    return f"{profile}({'+'.join(parts)})" if parts else profile
+
+
+_CHUNK_SIZES = (((9, 0), 8), ((8, 0), 4))  # by lowest compute capability
+_REPORTED_CHUNKS = {(8, 132): 15, (8, 92): 10}  # number of chunks by size and number of multiprocessors
+
+
+def find_chunk_size(compute_capability: tuple[int, ...]) -> int | None:
+    """Return the number of multiprocessors in a chunk; `None` before Ampere, which has no static partitions."""
+    return next((size for since, size in _CHUNK_SIZES if compute_capability >= since), None)
+
+
+def count_chunks(size: int, multiprocessors: int) -> int:
+    """Return the reported number of chunks on a GPU; if none was reported, the upper limit."""
+    return _REPORTED_CHUNKS.get((size, multiprocessors), multiprocessors // size)

@@ -1,4 +1,7 @@
-"""The extension points. Each provides a context manager; one exit stack per group determines the order of cleanup."""
+"""The extension points, and the running group that they get.
+
+Each provides a context manager; one exit stack per group determines the order of cleanup.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,28 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.base.domain.records import Commands, Device, Group, Interpreter, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable, Sample
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningGroup:
+    """The device, slots, processes and samples of a group while it runs.
+
+    Attributes:
+        device: device that the group uses.
+        slots: one slot per job.
+        folder: folder of the group, which contains the folders of the jobs.
+        samples: all samples so far, in order of arrival; the sequence may grow while it is read.
+        tables: quantities of each listener, once all listeners have started.
+        pids: function that returns the PID of each running job by its index; jobs may share a process.
+    """
+
+    device: Device
+    slots: Sequence[Slot]
+    folder: Path
+    samples: Sequence[Sample]
+    tables: Sequence[FieldTable] = ()
+    pids: Callable[[], Mapping[int, int]] = dict
 
 
 @dataclass(frozen=True, slots=True)

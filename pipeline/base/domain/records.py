@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from pipeline.base.domain.container import Container
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.window import Window
-from pipeline.base.domain.workload import Workload
+from pipeline.base.domain.workload import Container, Workload
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.option_fields import MAX_S, option
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base.domain.point_series import MOST_POINTS, PointSeries
+from pipeline.base.domain.samples import MOST_POINTS, PointSeries
 from pipeline.base.system import regular_files
 
 TORN = ".artifact.uploading."

@@ -18,7 +18,7 @@ PERCENTILES = (("50", 50.0), ("95", 95.0), ("99", 99.0), ("999", 99.9))
 """Name and percentage of each percentile."""
 MEDIAN = 50.0
 MIN_EXCURSIONS = 10
-"""Least number of independent excursions above an upper percentile (`pipeline/observe/excursions.py`)."""
+"""Least number of independent excursions above an upper percentile (`pipeline/observe/latency.py`)."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
 """Params of a job: the rate of its requests, the objective's latency, and the objective's percentile."""
 

@@ -1,11 +1,19 @@
-"""A program with its arguments and its work unit; all copies are started alike."""
+"""A program with its arguments and its work unit; all copies are started alike.
+
+Placeholders in the arguments, such as `--out={output_dir}`, stand for values that differ between jobs. An interpreter
+may run in a container.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from pipeline.base.domain.metric_unit import MetricUnit
+from pipeline.base.domain.rate_units import MetricUnit
 from pipeline.base.domain.work_units import SAMPLES
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 
 
@@ -92,3 +100,75 @@ class Workload:
     lacks: str | None = None
     own_process: str = ""
     module_path: tuple[str, ...] = ()
+
+
+BINDS, CWD, FOLDER, IMAGE = "{binds}", "{cwd}", "{folder}", "{image}"
+"""Words of a command for the folders, the working directory, one of the folders, and the image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The program that starts an interpreter in a container.
+
+    Attributes:
+        command: words before the interpreter, in which `BINDS` and `CWD` are replaced.
+        bind: words for each folder that the container must reach, in which `FOLDER` is replaced.
+    """
+
+    command: tuple[str, ...]
+    bind: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The name of the program."""
+        return Path(self.command[0]).name
+
+    def spell(self, folders: Iterable[Path], cwd: Path) -> tuple[str, ...]:
+        """Return the words before the interpreter; the folders, and `cwd`, have their own paths in the container."""
+        return tuple(
+            self._list_words([folder for folder in dict.fromkeys((*folders, cwd)) if folder != Path("/")], cwd)
+        )
+
+    def _list_words(self, folders: Iterable[Path], cwd: Path) -> Iterator[str]:
+        for word in self.command:
+            if word == BINDS:
+                yield from (part.replace(FOLDER, str(folder)) for folder in folders for part in self.bind)
+            else:
+                yield word.replace(CWD, str(cwd))
+
+
+PLACEHOLDERS = ("output_dir", "job", "degree")
+"""Output folder of the job; its index in the group, from 0; number of jobs that run at the same time."""
+
+# Doubled braces escape a placeholder. `${NAME}` is shell syntax; `{"a": 1}` and `{epoch:02d}` belong to other programs.
+_BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
+_PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
+
+
+def refuse_unknown_placeholders(workload: str, arguments: Iterable[str]) -> None:
+    """Raise `ConfigError` for an unknown placeholder."""
+    for argument in arguments:
+        for match in _PLACEHOLDER.finditer(argument):
+            name = match["name"]
+            if name is not None and name not in PLACEHOLDERS:
+                known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+                raise ConfigError(
+                    f"workload {workload}, argument {argument}: {{{name}}} is not a placeholder; use {known}, or "
+                    f"{{{{{name}}}}} for the literal text {{{name}}}"
+                )
+
+
+def escape_placeholders(argument: str) -> str:
+    """Escape the placeholders of an argument; `fill_placeholders` then returns the original text."""
+    return _BRACED.sub(r"{{\g<name>}}", argument)
+
+
+def fill_placeholders(argument: str, values: Mapping[str, object]) -> str:
+    """Fill the placeholders of an argument with their values."""
+    return _PLACEHOLDER.sub(lambda match: _fill_one(match, values), argument)
+
+
+def _fill_one(match: re.Match[str], values: Mapping[str, object]) -> str:
+    if match["text"] is not None:
+        return f"{{{match['text']}}}"
+    return str(values.get(match["name"], match[0]))

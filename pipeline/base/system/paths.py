@@ -1,4 +1,4 @@
-"""Paths: the project's folder, and files named by users."""
+"""Paths: the project's folder, files named by users, and the folder of the store and the spool (`tracking.root`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base.system.errors import ConfigError
@@ -82,3 +83,28 @@ def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -
         raise ConfigError(f"{key}={text} is the folder {folders_there[0]}; set it to a file")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
     raise ConfigError(f"{key}={text} does not exist{where}; check the name")
+
+
+DEFAULT_ROOT = Path("mlruns")
+DEFAULT_EXPERIMENT = "collocation"
+"""Default of `tracking.experiment`."""
+_IGNORE = "# Written by gpu-collocation when it created this folder; delete this file to commit the folder.\n*\n"
+
+
+def make_root(root: Path) -> None:
+    """Create the folder, if missing, with a `.gitignore` that excludes it from a surrounding repository.
+
+    An existing folder gets no `.gitignore`, because its owner may commit files in it.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir()
+    except FileExistsError:
+        if not root.is_dir():
+            raise
+        return
+    with suppress(OSError):  # a full disk is reported by later writes
+        (root / ".gitignore").write_text(_IGNORE, encoding="utf-8")

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.base.system import override_values
-from pipeline.base.system.secrecy import HIDDEN, Secrecy, is_harmless, secrecy_of
-from pipeline.base.system.secret_patterns import LOGIN_OPTIONS
-from pipeline.base.system.secret_texts import mask_diff, mask_source, mask_text
-from pipeline.base.system.secret_trees import find_label, has_label, is_label
+from pipeline.base.system.secrecy import HIDDEN, LOGIN_OPTIONS, Secrecy, is_harmless, secrecy_of
+from pipeline.base.system.secret_texts import find_label, has_label, is_label, mask_diff, mask_source, mask_text
 
 __all__ = ["HIDDEN", "collect_secrets", "mask", "mask_diff", "mask_source", "mask_text", "mask_words", "strip_logins"]
 

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import git, words
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import PROJECT_DIR

@@ -19,12 +19,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain.command_answer import CommandAnswer
-from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.protocols import Listener, RunningGroup
 from pipeline.base.domain.records import Device, Slot
-from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system import entry_points, factory, words
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import temporary_folder

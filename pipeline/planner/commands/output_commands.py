@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.importer import experiment_file

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import mig_table, sharing_modes
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import json_decoder
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import deployment, input_files, profile_table

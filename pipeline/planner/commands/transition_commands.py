@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import json_decoder, locks
+from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import align_table, format_count, say
 from pipeline.planner import deployment

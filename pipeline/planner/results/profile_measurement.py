@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pipeline.base.domain import mig_names, service_figures, work_units
+from pipeline.base.domain import mig_table, service_figures, work_units
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.domain.normalisation import MEMORY_PEAK, select_independent
@@ -135,7 +135,7 @@ def _shares(
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
     """Yield key, jobs and number of equal shares for each share of the GPU; nothing for compute instances."""
     limits = {_limit_pct(row, job) for job in row.jobs}
-    if len(limits) > 1 or any(mig_names.split(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
+    if len(limits) > 1 or any(mig_table.split_name(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
         return
     limit = limits.pop()
     together: dict[str | None, list[JobRow]] = defaultdict(list)

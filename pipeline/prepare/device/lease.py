@@ -19,8 +19,8 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Device
 from pipeline.base.system import host_info, locks
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import GpuBusyError, InUseError
-from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import gpu_reader
 
 # A query for the holder locks the file for a short time, which a lease waits for. Unit: s.

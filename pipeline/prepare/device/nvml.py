@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.base.domain.records import Device, DeviceFacts
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.base.system.remedy_spelling import choose_remedy
 
 MIG_PREFIX = "MIG-"
 """Prefix of the UUIDs of MIG devices."""

@@ -17,8 +17,8 @@ import psutil
 
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.system import entry_points, helper_program
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import CommandError, SharingError
-from pipeline.base.system.remedy_spelling import choose_remedy
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain.container import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.domain.records import Interpreter
+from pipeline.base.domain.workload import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.base.system.option_fields import option

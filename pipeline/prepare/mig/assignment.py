@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.domain import mig_names
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig.profiles import list_offered
@@ -74,7 +74,7 @@ def _measure(device: Device) -> tuple[int, int]:
 
 
 def _count_compute_slices(device: Device) -> int:
-    profile, slices = mig_names.split(read_profile(device))
+    profile, slices = mig_table.split_name(read_profile(device))
     return _parse_slices(profile) if slices is None else slices
 
 
@@ -83,7 +83,7 @@ def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
     jobs: list[int] = []
     of_jobs, used = "", 0
     for job, request in enumerate(requests):
-        profile, slices = mig_names.split((request or "").strip().lower())
+        profile, slices = mig_table.split_name((request or "").strip().lower())
         is_alike = profile.startswith(of_jobs) or of_jobs.startswith(profile)  # `3g` may mean `3g.20gb`
         if slices is not None and of_jobs and is_alike and used + slices <= _parse_slices(profile):
             jobs.append(job)

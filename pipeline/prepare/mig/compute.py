@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain import mig_names, mig_table
+from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.prepare.mig import layouts
@@ -29,7 +29,7 @@ class Share:
 
     @property
     def name(self) -> str:
-        return mig_names.name_of(self.profile.name, self.slices)
+        return mig_table.name_device(self.profile.name, self.slices)
 
 
 def list_widths(profile: Profile) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     Raises:
         ConfigError: the GPU has no such profile; the message lists the possible profiles.
     """
-    of_instance, slices = mig_names.split(request.strip().lower())
+    of_instance, slices = mig_table.split_name(request.strip().lower())
     if slices is None:
         return Share(profile=layouts.resolve(gpu, request))
     try:
@@ -65,10 +65,12 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     except ConfigError as error:
         plain = layouts.list_plain_profiles(gpu)
         alike = [row for row in plain if of_instance.startswith(f"{row.compute_slices}g.")]
-        near = ", ".join(mig_names.name_of(row.name, slices) for row in alike if slices in list_widths(row))
+        near = ", ".join(mig_table.name_device(row.name, slices) for row in alike if slices in list_widths(row))
         raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
     if slices not in list_widths(profile):
-        choices = ", ".join([*(mig_names.name_of(profile.name, width) for width in list_widths(profile)), profile.name])
+        choices = ", ".join(
+            [*(mig_table.name_device(profile.name, width) for width in list_widths(profile)), profile.name]
+        )
         raise ConfigError(
             f"{gpu.name} has no compute instance '{request}': a {profile.name} has "
             f"{format_count(profile.compute_slices, 'compute slice')}; choose among {choices}"

@@ -10,10 +10,10 @@ from functools import partial
 
 from pipeline.base.domain.records import Commands, Device
 from pipeline.base.system import entry_points
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pipeline.base.domain import mig_names
+from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.prepare.mig.profiles import MigGpu, Profile
@@ -50,10 +50,10 @@ class Instance:
     @property
     def device_names(self) -> tuple[str, ...]:
         """Names of the MIG devices, one per compute instance: `1c.3g.40gb`, or `3g.40gb` for one of full size."""
-        return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
+        return tuple(mig_table.name_device(self.profile.name, part) for part in self.parts or (None,))
 
     def __str__(self) -> str:
-        return mig_names.format_division(self.profile.name, [f"{part}c" for part in self.parts])
+        return mig_table.format_division(self.profile.name, [f"{part}c" for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

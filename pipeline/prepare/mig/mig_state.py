@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.base.system import study_cache
+from pipeline.base.system.command_parser import choose_remedy
 from pipeline.base.system.errors import SharingError
-from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig import profiles

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import mig_names
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group
@@ -80,7 +80,7 @@ class MigMps(Mig, MpsOptions):
         gpu = read_gpu(group.device)
         layout, num_jobs = super()._plan_layout(group), Counter(self._deal(group))
         for position, (instance, name) in enumerate(layout.devices):
-            slices = mig_names.split(name)[1] or instance.profile.compute_slices
+            slices = mig_table.split_name(name)[1] or instance.profile.compute_slices
             refuse_too_many(group, num_jobs[position], f"a {name}", slices / gpu.compute_slices)
         return layout
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import mps_chunks
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
@@ -55,7 +55,7 @@ class MpsStatic(Mps):
         chunks = self._list_chunks(len(group.jobs))
         if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
-        size = mps_chunks.find_size(facts.compute_capability or (0, 0))
+        size = mig_table.find_chunk_size(facts.compute_capability or (0, 0))
         if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(facts.cuda_version or "0.0") < _SINCE_CUDA:
@@ -69,7 +69,7 @@ class MpsStatic(Mps):
                 f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
         num_needed = sum(chunks or [1] * len(group.jobs))
-        if facts.multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, facts.multiprocessors)):
+        if facts.multiprocessors and num_needed > (most := mig_table.count_chunks(size, facts.multiprocessors)):
             raise ConfigError(
                 f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
                 f"{num_needed}; lower scenario.chunks, or use fewer jobs"

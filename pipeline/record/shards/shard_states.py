@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pipeline.base.domain import skips
+from pipeline.base.domain import group_names
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
 from pipeline.base.system import host_info, squeue
@@ -152,7 +152,9 @@ def estimate_seconds_left(shards: Sequence[Shard], runs: Sequence[GroupRun]) -> 
 def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) -> Shard:
     states = merge_same(MachineState.from_facts(run.facts) for run in runs)
     attempts: dict[MachineState, list[GroupRun]] = defaultdict(list)
-    counting = skips.drop_superseded(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
+    counting = group_names.drop_superseded(
+        reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result"))
+    )
     for run in reversed(counting):
         attempts[states[MachineState.from_facts(run.facts)]].append(run)
     if not attempts:

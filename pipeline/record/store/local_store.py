@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline.base.domain.layout import DATABASE, REHEARSAL, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.base.system import entry_points, locks, tracking_root
+from pipeline.base.system import entry_points, locks, paths
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store import database_schema, pages
 from pipeline.record.store.database_schema import OutdatedError
@@ -207,7 +207,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
             raise TrackingError(f"MLflow cannot open {uri}: {first}; specify a server as http://HOST:PORT") from error
     root = root.absolute()
     try:
-        tracking_root.make(root)
+        paths.make_root(root)
         with locks.hold_lock(root / STORE_LOCK):
             _prepare(root, upgrades=upgrades)
         _sync_seldom()

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base.domain import layout, mig_names, work_units
-from pipeline.base.domain.point_series import thin_points
+from pipeline.base.domain import layout, mig_table, work_units
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.samples import thin_points
 from pipeline.base.domain.script_runs import TORN, read_script_runs
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
@@ -31,8 +31,8 @@ from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import escape_to_utf8, list_first
-from pipeline.observe import fields
-from pipeline.observe.fields import Fields
+from pipeline.observe import sample_figures
+from pipeline.observe.sample_figures import Fields
 from pipeline.record import group_folder, group_record, request_table, sample_series
 from pipeline.record.group_record import GroupRecord, JobRecord, RunRecord
 from pipeline.record.sample_series import About, Series, SeriesKey
@@ -132,7 +132,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
                 record=runs.name_runs(record),
                 samples=_read_samples(folder),
                 series=group_record.read_series(folder),
-                fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
+                fields=sample_figures.read_fields(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
                 described=begun.described if begun is not None else {},
@@ -383,7 +383,7 @@ def _describe_samples(record: GroupRecord) -> About:
     profiles = {job.gi_id: job.placement.get(PROFILE, of_device) for job in record.jobs}
     return About(
         device=record.device,
-        instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
+        instances={gi_id: mig_table.split_name(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
         is_simulated=record.is_simulated,
     )
 

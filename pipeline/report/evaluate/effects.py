@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.domain import mig_names, mig_table, work_units
+from pipeline.base.domain import mig_table, work_units
 from pipeline.base.domain.records import OTHER_GPUS
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.domain.window import WindowKind
@@ -120,7 +120,7 @@ def _count_memory_slices(cell: Cell) -> int | None:
     model = mig_table.models().get(mig_table.find_model_name(cell.device))
     if model is None or cell.sharing != MIG:
         return None if model is None else model.memory_slices
-    profile = model.find_profile(mig_names.split(cell.profiles[0])[0])
+    profile = model.find_profile(mig_table.split_name(cell.profiles[0])[0])
     return None if profile is None else profile.memory_slices
 
 

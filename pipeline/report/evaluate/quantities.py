@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.base.domain import work_units
-from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import (
     MEAN_SLOWDOWN,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
+    Baselines,
     ComparedJob,
     average_figures,
     normalise,

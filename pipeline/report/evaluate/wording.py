@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import format_count
-from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
+from pipeline.observe.row_marks import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND
 from pipeline.report.read.study_records import Row, Study

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.domain import mig_names, work_units
+from pipeline.base.domain import mig_table, work_units
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SPEEDUP, select_independent
 from pipeline.base.domain.records import DEVICE, Result
 from pipeline.base.domain.sharing_modes import PROFILE
@@ -281,7 +281,7 @@ def make_instance_table(study: Study) -> Table:
         for job in row.jobs:  # jobs that share an instance have the same figures
             for name in (*ACTIVITY, INSTANCE_MEMORY):
                 if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
-                    profile, _ = mig_names.split(job.place[PROFILE])
+                    profile, _ = mig_table.split_name(job.place[PROFILE])
                     by_profile[profile][name][job.place["gi_id"]] = job.metrics[name]
         for profile, figures in by_profile.items():
             place = (cases[row.run_id], row.degree, row.mode, profile)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base.domain import layout, mig_names
+from pipeline.base.domain import layout, mig_table
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.clean import temporary_folder
-from pipeline.observe import fields
-from pipeline.observe.fields import Fields
+from pipeline.observe import sample_figures
+from pipeline.observe.sample_figures import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.stored_files import fetch
 from pipeline.report.read.labels import label_mix
@@ -155,7 +155,9 @@ def read_group(row: Row) -> GroupSeries | None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts or [series.t_ns[0] for series in samples.values()])
-    profiles = {job.place.get("gi_id"): mig_names.split(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs}
+    profiles = {
+        job.place.get("gi_id"): mig_table.split_name(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs
+    }
     activity, cut_activity = _lines(samples, known, "activity", begin, profiles)
     memory, cut_memory = _lines(samples, known, "memory", begin, profiles)
     spans = []
@@ -200,7 +202,7 @@ def fetch_samples(
             path, path_of_fields = (fetch(row.store, row.run_id, name, folder) for name in names)
             if path is None or path_of_fields is None:
                 return {}, Fields()
-            known = fields.read(path_of_fields)
+            known = sample_figures.read_fields(path_of_fields)
             return read_table(path, choose_names(known)), known
     except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error

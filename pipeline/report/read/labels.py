@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.domain import mig_names
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.group_names import ENVIRONMENT, find_differing_keys, list_program_params
 from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE, SharingMode
 
@@ -198,10 +198,10 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Return the profile and the compute instances (`(2c+1c)`) of each GPU instance, the largest first."""
     instances = []
     for devices in _devices(places).values():
-        names = [mig_names.split(name) for name in sorted(devices.values(), key=rank_profile, reverse=True)]
+        names = [mig_table.split_name(name) for name in sorted(devices.values(), key=rank_profile, reverse=True)]
         instances.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
     instances.sort(key=lambda instance: rank_profile(instance[0]), reverse=True)
-    return [(profile, mig_names.format_division("", parts)) for profile, parts in instances]
+    return [(profile, mig_table.format_division("", parts)) for profile, parts in instances]
 
 
 def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from pipeline.base.domain import skips
+from pipeline.base.domain import group_names
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
@@ -262,7 +262,7 @@ def _choose_state(
 ) -> tuple[MachineState, list[Row]]:
     """Choose the machine state in which a block is complete, else the state with the most results; return its rows."""
     by_state: dict[MachineState, dict[_Run, Row]] = defaultdict(dict)
-    counting = skips.drop_superseded(members, lambda row: (row.run_in_block, row.result))
+    counting = group_names.drop_superseded(members, lambda row: (row.run_in_block, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, run later"] += num_skipped
     for row in counting:  # newest first

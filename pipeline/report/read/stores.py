@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.system import tracking_root
+from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
 from pipeline.record.store.local_store import explain_missing
 from pipeline.record.store.results import list_experiments
@@ -14,7 +14,7 @@ from pipeline.record.store.results import list_experiments
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
     """Add `--experiment` (to the group `among` of exclusive options, if there is one), `--root` and `--uri`."""
-    default = f" (default: the only one, else {tracking_root.EXPERIMENT})" if among is None else ""
+    default = f" (default: the only one, else {paths.DEFAULT_EXPERIMENT})" if among is None else ""
     about = f"tracking.experiment of the study{default}"
     (among or parser).add_argument("--experiment", metavar="NAME", help=about)
     parser.add_argument(
@@ -22,7 +22,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
         type=Path,
         action="append",
         default=[],
-        help=f"folder of a local store, or a bundle (default: {tracking_root.DEFAULT}); repeat the option to add one",
+        help=f"folder of a local store, or a bundle (default: {paths.DEFAULT_ROOT}); repeat the option to add one",
     )
     uri = "URI of a tracking server; repeat the option to add a server"
     parser.add_argument("--uri", action="append", default=[], help=uri)
@@ -35,10 +35,10 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
         ConfigError: a store does not have the experiment.
         TrackingError: a store does not exist.
     """
-    stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
+    stores = [*arguments.root, *arguments.uri] or [paths.DEFAULT_ROOT]
     if arguments.experiment is None:
         known = set().union(*_list_experiments(stores).values())
-        arguments.experiment = known.pop() if len(known) == 1 else tracking_root.EXPERIMENT
+        arguments.experiment = known.pop() if len(known) == 1 else paths.DEFAULT_EXPERIMENT
     for store in stores:
         find_stores([store], arguments.experiment)
     return stores

@@ -13,9 +13,8 @@ from pipeline.base.domain.turns import DIAL, RESOURCE, STRESSOR, TURN_S, Place
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import temporary_folder
 from pipeline.launch import event_reader
-from pipeline.observe.fields import Fields
-from pipeline.observe.sample_figures import Window, average_rate
-from pipeline.observe.turn_rates import select_turns
+from pipeline.observe.sample_figures import Fields, Window, average_rate
+from pipeline.observe.throughput import select_turns
 from pipeline.record.sample_series import Series, SeriesKey
 from pipeline.record.store.stored_files import fetch
 from pipeline.report.read.group_series import fetch_samples

@@ -170,7 +170,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 def _read_machine(settings: dict[str, Any]) -> None:
     """Add the machine's faults and GPUs, the UUIDs of visible devices, and the smallest share that one has of a GPU."""
     # Imported late, because the import would take a third of the time of a command.
-    from pipeline.base.domain import mps_chunks
+    from pipeline.base.domain import mig_table
     from pipeline.simulation.machine.queries import mig_devices, model_of
     from pipeline.simulation.machine.state_file import StateFile, mig_uuid
 
@@ -179,10 +179,10 @@ def _read_machine(settings: dict[str, Any]) -> None:
     settings["visible"] = _visible(state.gpus)
     for gpu in state.gpus:
         model = model_of(gpu)
-        chunk = mps_chunks.find_size(model.compute_capability)
+        chunk = mig_table.find_chunk_size(model.compute_capability)
         assert chunk is not None, "every GPU with MIG has static partitions"
         multiprocessors = model.num_multiprocessors or 0
-        num_chunks = mps_chunks.count_chunks(chunk, multiprocessors)
+        num_chunks = mig_table.count_chunks(chunk, multiprocessors)
         domain, bus, rest = gpu.bus_id.split(":")
         number, function = rest.split(".")
         pci = f"{domain[-4:]}:{bus}.{number}.{function:0>2}"

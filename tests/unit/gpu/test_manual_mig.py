@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
-from pipeline.base.system import remedy_spelling
+from pipeline.base.system import command_parser
 from pipeline.base.system.errors import CollocationError
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
@@ -436,7 +436,7 @@ def test_errors_name_keys_in_a_study_and_options_in_a_command(
 ) -> None:
     with pytest.raises(CollocationError) as of_study:
         error(tmp_path)
-    with remedy_spelling.name_options(), pytest.raises(CollocationError) as of_command:
+    with command_parser.name_options(), pytest.raises(CollocationError) as of_command:
         error(tmp_path)
     assert keys in str(of_study.value)
     assert options in str(of_command.value) and not KEYS.search(str(of_command.value))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.base.domain import placeholders
+from pipeline.base.domain.workload import fill_placeholders, refuse_unknown_placeholders
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
 from tests.support.experiments import configs_of, planned
@@ -159,8 +159,8 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     (config,) = configs_of(arguments_to_run(tmp_path, "gpu=cpu", "listeners=[]"))
     (size,) = {config.sizes[size].name: config.sizes[size] for size in config.mix}.values()
     for word in size.args:
-        placeholders.refuse_unknown("train", [word])
-    assert [placeholders.fill(word, {"job": 1}) for word in size.args] == words
+        refuse_unknown_placeholders("train", [word])
+    assert [fill_placeholders(word, {"job": 1}) for word in size.args] == words
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.launch import event_reader, job_steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state
 
 Lines = list[dict[str, Any]]

@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.launch import event_reader, events
 from pipeline.observe import group_row
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 
 ODD = [

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from listeners.base import PollingListener, StopSignal, ticks
-from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.samples import Field, Sample
 from pipeline.base.system.errors import ListenerError
 from tests.support.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until

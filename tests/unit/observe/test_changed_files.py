@@ -13,7 +13,7 @@ from pipeline.launch.events import Events
 from pipeline.observe import changed_files, group_row
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import Observation
 from tests.support.rows import S, group, state
 
 CLOCK = ClockRecord(offsets=((0, 1_000_000 * S),))

@@ -6,12 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from pipeline.base.domain.samples import Sample
 from pipeline.observe import clock
 from pipeline.observe.clock import ClockRecord, ClockWatch
+from pipeline.observe.sample_figures import SampleLog
+from pipeline.record import sample_series
+from pipeline.record.sample_series import SeriesKey
 from tests.support.rows import S
 
 HOUR = 3600 * S
@@ -98,3 +103,33 @@ def test_a_suspension_is_measured_and_a_busy_machine_is_none() -> None:
             process.kill()
             process.wait()
     assert paused_s == pytest.approx(1, abs=0.3)
+
+
+def test_samples_are_kept_in_memory_and_in_the_file(tmp_path):
+    log = SampleLog(tmp_path / "samples.jsonl")
+    samples = [Sample(source="nvml", t_ns=t, values={"power_w": 70.0 + t}, gi_id=t % 2 or None) for t in range(10)]
+    for sample in samples:
+        log.put(sample)
+    assert log.samples == samples
+    read = sample_series.read_samples(tmp_path / "samples.jsonl")  # not closed yet: a killed orchestrator loses none
+    assert list(read[SeriesKey("nvml", None, None, "power_w")].values) == [70.0, 72.0, 74.0, 76.0, 78.0]
+    assert list(read[SeriesKey("nvml", None, 1, "power_w")].t_ns) == [1, 3, 5, 7, 9]
+    log.close()
+
+
+def test_lines_of_several_threads_stay_whole(tmp_path):
+    file = SampleLog(tmp_path / "samples.jsonl")
+
+    def write(source: str) -> None:
+        for t in range(200):
+            file.put(Sample(source=source, t_ns=t, values={"x": float(t)}))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file.close()
+    read = sample_series.read_samples(tmp_path / "samples.jsonl")
+    assert {origin.source for origin in read} == set("abcd")
+    assert all(list(found.t_ns) == list(range(200)) for found in read.values())

@@ -11,10 +11,9 @@ import pytest
 from pipeline.base.domain.records import Job, Result
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.observe import baseline_comparison, fields, group_row
+from pipeline.observe import baseline_comparison, group_row, sample_figures
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.observation import Observation
+from pipeline.observe.group_result import GroupResult, JobResult, Observation
 from tests.support.rows import FIELDS, S, group, state, steps, workload
 
 
@@ -312,9 +311,13 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
 
 def test_fields_are_the_same_when_they_are_read_again(tmp_path):
     (tmp_path / "fields.json").write_text(FIELDS.as_json())
-    assert fields.read(tmp_path / "fields.json").tables == FIELDS.tables
+    assert sample_figures.read_fields(tmp_path / "fields.json").tables == FIELDS.tables
     (tmp_path / "fields.json").write_text(FIELDS.as_json()[:100])
-    assert fields.read(tmp_path / "fields.json").tables == fields.read(tmp_path / "absent").tables == ()
+    assert (
+        sample_figures.read_fields(tmp_path / "fields.json").tables
+        == sample_figures.read_fields(tmp_path / "absent").tables
+        == ()
+    )
 
 
 def test_what_was_not_read_is_missing(tmp_path):

@@ -12,11 +12,10 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import RateSource
-from pipeline.observe import group_row
+from pipeline.observe import group_row, logged_rate, output_rates
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.observation import Observation
-from pipeline.observe.program_rates import output_rates, tensorboard
+from pipeline.observe.group_result import Observation
 from tests.support.rows import FIELDS, S, group, state
 from tests.toys.event_writer import SummaryWriter
 
@@ -252,13 +251,13 @@ def test_a_torn_event_file_gives_what_was_whole(tmp_path):
         writer.add_scalar("loss", step / 2, step)
     writer.close()
     (file,) = tmp_path.iterdir()
-    whole = tensorboard.read_scalars(file)["loss"]
+    whole = logged_rate.read_scalars(file)["loss"]
     assert [value for _, value in whole] == [step / 2 for step in range(300)]
     file.write_bytes(file.read_bytes()[:-7])
-    assert tensorboard.read_scalars(file)["loss"] == whole[:-1]
+    assert logged_rate.read_scalars(file)["loss"] == whole[:-1]
     file.write_bytes(file.read_bytes()[:500] + b"\xff" * 500)
-    assert len(tensorboard.read_scalars(file)["loss"]) < 20
-    assert tensorboard.read_scalars(tmp_path / "absent") == {}
+    assert len(logged_rate.read_scalars(file)["loss"]) < 20
+    assert logged_rate.read_scalars(tmp_path / "absent") == {}
 
 
 def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
@@ -275,7 +274,7 @@ def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
     values = b"".join(field(1, field(1, tag.encode()) + field(8, tensor)) for tag, tensor in tensors.items())
     event = b"\x09" + struct.pack("<d", 7.5) + field(5, values)
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4))
-    assert tensorboard.read_scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}
+    assert logged_rate.read_scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}
 
 
 def test_the_first_use_of_the_gpu_is_the_first_sample_of_the_job_there_after_its_start(tmp_path):

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from pipeline.base.domain import metric_unit
+from pipeline.base.domain import rate_units
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import Ending
-from pipeline.observe import endings, throughput
-from pipeline.observe.program_rates import output_rates
+from pipeline.observe import endings, output_rates, throughput
+from tests.support.tables import rows
 from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
 
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
@@ -30,71 +30,12 @@ def rate(tmp_path, pattern, line, **source) -> float | None:
     return found.points[0][1] if found.points else None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line", "number"),
-    [
-        (Q, "5130,4 samples/s", 5130.4),
-        (P, "5.130,4 samples/s", 5130.4),
-        (Q, "0,234 samples/s", 0.234),
-        (Q, "1,518,250 samples/s", 1_518_250),
-        (P, "1.234.567 samples/s", 1_234_567),
-        (P, "1_234 samples/s", 1234),
-        (P, "5'130.4 samples/s", 5130.4),
-        (P, "5\u202f130.4 samples/s", 5130.4),
-        ("([0-9 ]+) samples/s", "5 130 samples/s", 5130),
-        (P, "1e3 samples/s", 1000),
-        (P, ".5 samples/s", 0.5),
-        ("rate ([0-9.]+)", "rate 120.", 120),
-        # Other numbers of the line have a decimal point.
-        (Q, "step 3 | loss 2.31 | 518,250 samples/s", 518_250),
-        # A list without spaces, whose point can only be a decimal one.
-        (P, "12,5130.4 samples/s", 5130.4),
-        (P, "epoch 12:5130.4 samples/s", 5130.4),
-        # What stands before it is no part of it.
-        (P, "2024-05-12 100 samples/s", 100),
-        (P, "12:34:56 789 samples/s", 789),
-        (P, "\u22125 samples/s", -5),
-        (P, "\x1b[32m5130.4\x1b[0m samples/s", 5130.4),
-    ],
-)
+@rows("output_rates", "clear_numbers")
 def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
     assert rate(tmp_path, pattern, line, unit="samples") == pytest.approx(number)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line", "remedy"),
-    [
-        (P, "5130,4 samples/s", "decimal_mark"),
-        (P, "0,74 samples/s", "decimal_mark"),
-        (P, "12,99 samples/s", "decimal_mark"),
-        (P, "1,234 samples/s", "decimal_mark"),
-        (Q, "513,412 samples/s", "decimal_mark"),
-        (Q, "(32,64) 1,234 samples/s", "decimal_mark"),
-        (Q, "loss 2.31 5130,4 samples/s", "decimal_mark"),
-        (P, "12,34,567 samples/s", "decimal_mark"),
-        (P, "1 234 samples/s", "the pattern"),
-        ("rate ([0-9.]+)", "rate 1 234", "the pattern"),
-        (P, "12:30 samples/s", "the pattern"),
-        ("rate ([0-9]+)", "rate 12:30", "the pattern"),
-        (P, "1.2.3 samples/s", "the pattern"),
-        (P, "1_23 samples/s", "the pattern"),
-        (P, "10-20 samples/s", "the pattern"),
-        (P, "12/100 samples/s", "the pattern"),
-        (P, "5130.4 \u00b1 3.2 samples/s", "the pattern"),
-        (P, "5130.4 +/- 3.2 samples/s", "the pattern"),
-        ("(.*) samples/s", "12 of 100 samples/s", "limit the group to one"),
-        ("rate ([0-9.]+)", "rate 1e5x", "metric_unit"),
-        ("rate ([0-9.]+)", "rate 5.2m tok/s", "metric_unit"),
-        ("rate ([0-9.]+)", "rate 1.2B tok/s", "metric_unit"),
-        ("rate ([0-9.]+)", "rate 2.5x faster", "metric_unit"),
-        ("time ([0-9.]+)ms", "iter 1: time 250.3ms, mfu 2%", "metric_unit"),
-        ("time: ([0-9.]+)", "eta: 1:02:03  time: 0.3456  data_time: 0.01", "metric_unit"),
-        ("per iteration .ms.: ([0-9.]+)", "elapsed time per iteration (ms): 1234.5 |", "metric_unit"),
-        ("step_time_ms=([0-9.]+)", "step_time_ms=12.5", "metric_unit"),
-        ("tok/s: ([0-9.]+)", "tok/s: 512 s", "metric_unit"),
-        ("([0-9.]+) m/step", "1.5 m/step", "metric_unit"),
-    ],
-)
+@rows("output_rates", "ambiguous_numbers")
 def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there(tmp_path, pattern, line, remedy):
     assert remedy in refusal(tmp_path, pattern, line)
     alone, states = of_scripts(tmp_path, RateSource(pattern=pattern))
@@ -105,19 +46,7 @@ def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there
     assert len(row.reason.partition(";")[0]) < 170
 
 
-@pytest.mark.parametrize(
-    ("line", "mark", "number"),
-    [
-        ("5130,4 samples/s", ",", 5130.4),
-        ("513,412 samples/s", ",", 513.412),
-        ("513,412 samples/s", ".", 513412),
-        ("1.050 samples/s", ",", 1050),
-        ("1.050 samples/s", ".", 1.05),
-        ("5.130,4 samples/s", ",", 5130.4),
-        ("45.32 samples/s", ",", None),
-        ("5130,4 samples/s", ".", None),
-    ],
-)
+@rows("output_rates", "decimal_marks")
 def test_the_user_says_the_decimal_mark(tmp_path, line, mark, number):
     if number is None:
         assert refusal(tmp_path, Q, line, decimal_mark=mark)
@@ -125,36 +54,7 @@ def test_the_user_says_the_decimal_mark(tmp_path, line, mark, number):
         assert rate(tmp_path, Q, line, decimal_mark=mark) == pytest.approx(number)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line", "per_s"),
-    [
-        ("([0-9.]+k?) tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
-        ("([0-9.]+) tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
-        ("([0-9.]+)k tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
-        ("([0-9.]+) k samples", "12.5 k samples/s", 12_500),
-        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 1.50it/s]", 1.5),
-        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 2.00s/it]", 0.5),
-        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 1.25kit/s]", 1250),
-        ("([0-9.]+) img/s", "9/10 [00:01<00:01,  2.50s/ img]", 0.4),
-        ("([0-9.]+) img/s", "9/10 [00:01<00:01, 2.35k img/s]", 2350),
-        (r"([\d.]+)\s*(?:it/s|s/it)", "2.00s/it", 0.5),
-        ("([0-9.]+)ms/step", "5s 12.5ms/step - loss: 0.3", 80),
-        ("([0-9.]+) samples/min", "300 samples/min", 5),
-        ("([0-9.]+) s/100 it", "20 s/100 it", 5),
-        ("([0-9.]+) seconds", "0.25 seconds per step", 4),
-        ("([0-9.]+)", "ms/step: 12.5", 80),
-        ("sec_per_step=([0-9.]+)", "sec_per_step=0.5", 2),
-        ("msPerStep=([0-9.]+)", "msPerStep=12.5", 80),
-        ("SamplesPerSec=([0-9.]+)", "RunningAvgSamplesPerSec=80.5, MemAllocated", 80.5),
-        ('"samples_per_second": ([0-9.]+)', '{"samples_per_second": 81.0, "steps_per_second": 5.06}', 81),
-        ("tok/sec: ([0-9,]+)", "dt: 345.32ms | tok/sec: 518,250 | mfu: 50.1", 518_250),
-        ("ktok/s ([0-9.]+)", "ktok/s 183.3", 183_300),
-        ("([0-9.]+) GB/s", "12.5 GB/s", 12.5e9),
-        ("([0-9.]+) GiB/s", "0.5 GiB/s", 2**29),
-        ("([0-9.]+) ", "5130.4 Tokens/s", 5130.4),
-        ("([0-9.]+) ", "12 Games/s", 12),
-    ],
-)
+@rows("output_rates", "units_in_lines")
 def test_a_rate_is_in_the_unit_that_stands_beside_it(tmp_path, pattern, line, per_s):
     assert rate(tmp_path, pattern, line) == pytest.approx(per_s)
 
@@ -162,35 +62,7 @@ def test_a_rate_is_in_the_unit_that_stands_beside_it(tmp_path, pattern, line, pe
 NUMBER = "^[^0-9]*([0-9.]+)"
 
 
-@pytest.mark.parametrize(
-    ("line", "work_unit", "per_s"),
-    [
-        ("[6.77 it/s]", "iterations", 6.77),
-        ("2.00s/it", "iterations", 0.5),
-        ("3 it/h", "iterations", 3 / 3600),
-        ("12 steps/s", "steps", 12),
-        ("950us/step", "steps", 1e6 / 950),
-        ("1.2 Mtok/s", "tokens", 1.2e6),
-        ("12 img/s", "images", 12),
-        ("12 samples per second", "samples", 12),
-        ("12.5 s/epoch", "epochs", 0.08),
-        ("3 epochs/day", "epochs", 3 / 86400),
-        ("200 ns/day, 0.12 hours/ns", "ns", 200 / 86400),
-        ("0.12 hours/ns", "ns", 200 / 86400),
-        ("0.005 days/ns 1234 MB memory", "ns", 200 / 86400),
-        ("432 seconds/ns", "ns", 200 / 86400),
-        ("0.2 us/day", "ns", 200 / 86400),
-        ("0.2 \u00b5s/day", "ns", 200 / 86400),
-        ("200000 ps/day", "ns", 200 / 86400),
-        ("432000 tau/day", "taus", 5),
-        ("1.6 Matom-step/s", "atom_steps", 1.6e6),
-        ("180 TFLOP/s", "FLOP", 180e12),
-        ("7 widgets/min", "widgets", 7 / 60),
-        ("30 f/s", "f", 30),
-        ("9 Gbit/s", "bits", 9e9),
-        ("tokens_per_second_per_gpu:9 peak_memory:3", "tokens", 9),
-    ],
-)
+@rows("output_rates", "work_units")
 def test_the_unit_beside_a_number_sets_work_unit_and_direction(tmp_path, line, work_unit, per_s):
     alone, states = of_scripts(tmp_path, RateSource(pattern=NUMBER))
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
@@ -209,21 +81,7 @@ def test_a_number_without_a_unit_is_no_rate_of_samples(tmp_path, line):
     assert not any("samples" in name for name in row.metrics)
 
 
-@pytest.mark.parametrize(
-    ("work_unit", "line", "per_s"),
-    [
-        ("steps", "3 it/s", 3),  # another word for it
-        ("its", "3 it/s", 3),
-        ("samples", "3 img/s", 3),
-        ("us", "200 ns/day", 0.2 / 86400),
-        ("ns", "0.2 us/day", 200 / 86400),
-        ("nanoseconds", "0.2 us/day", 200 / 86400),
-        ("us", "0.12 hours/ns", 0.2 / 86400),
-        ("samples", "3 it/s", None),
-        ("tokens", "3 samples/s", None),
-        ("ns", "3 it/s", None),
-    ],
-)
+@rows("output_rates", "renamed_units")
 def test_the_work_unit_of_the_user_renames_the_unit_but_cannot_contradict_it(tmp_path, work_unit, line, per_s):
     if per_s is None:
         assert f", not {work_unit}; set workload.work_unit=" in refusal(tmp_path, NUMBER, line, unit=work_unit)
@@ -237,16 +95,7 @@ def test_lines_of_one_job_count_one_kind_of_work(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("pattern", "lines", "per_s"),
-    [
-        ("([0-9.]+) ktok/s", "950 tok/s\n1.05 ktok/s", 1000),
-        ("([0-9.]+)ms/step", "2s/step\n250us/step\n1ms/step", (0.5 + 4000 + 1000) / 3),
-        ("([0-9.]+) samples/sec", "300 samples/min\n0.2 s/sample", 5),
-        ("([0-9.]+) ns/day", "0.12 hours/ns\n200 ns/day", 200 / 86400),
-        ("([0-9.]+)it/s", "data 0.01s/it, step 3.2it/s", 3.2),  # what the pattern says comes first
-    ],
-)
+@rows("output_rates", "widened_patterns")
 def test_a_pattern_reads_its_unit_with_every_prefix_and_time_and_its_inverse(tmp_path, pattern, lines, per_s):
     assert rate(tmp_path, pattern, lines) == pytest.approx(per_s)
 
@@ -259,7 +108,7 @@ def test_the_label_of_the_next_number_is_no_unit(tmp_path):
 @pytest.mark.parametrize("given", ["per_day", "ns_per_day", "ns/day"])
 def test_a_rate_a_day_is_said_where_the_line_has_no_unit(tmp_path, given):
     """GROMACS prints the units above the numbers."""
-    line, unit = "Performance:      167.966        0.143", metric_unit.parse(given)
+    line, unit = "Performance:      167.966        0.143", rate_units.parse_unit(given)
     got = rate(tmp_path, "Performance: +([0-9.]+)", line, unit="ns", metric_unit=unit)
     assert got == pytest.approx(167.966 / 86400)
 
@@ -269,24 +118,10 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
     assert rate(tmp_path, "([0-9.]+) ktok/s", "183.3 ktok/s", unit="ktok") == 183.3
 
 
-@pytest.mark.parametrize(
-    ("given", "line", "per_s"),
-    [
-        ("k", "80 tok/s", 80_000),
-        ("M", "80 tok/s", 80e6),
-        ("k", "1.5M tok/s", 1.5e6),  # what stands there counts
-        ("per_min", "rate: 300", 5),
-        ("s_per_step", "time: 0.5", 2),
-        ("ms_per_it", "elapsed time per iteration (ms): 250", 4),
-        ("s_per_step", "time 250.0ms, mfu", 4),
-        ("s_per_step", "80 tok/s", 80),
-        ("M", "5.2m tok/s", 5.2e6),
-        ("per_h", "rate 7200", 2),
-    ],
-)
+@rows("output_rates", "metric_units")
 def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
-    unit = metric_unit.parse(given)
+    unit = rate_units.parse_unit(given)
     assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(
         per_s
     )
@@ -301,7 +136,7 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
         ("RunningAvgSamplesPerSec", None, "samples", 12.5),
         ("throughput/min", None, "samples", 12.5),
     ):
-        source = RateSource(metric=name, metric_unit=metric_unit.parse(given) if given else None)
+        source = RateSource(metric=name, metric_unit=rate_units.parse_unit(given) if given else None)
         alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source, unit=unit)
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
@@ -339,7 +174,7 @@ def test_the_page_has_a_pattern_for_each_of_these_programs():
 
 @pytest.mark.parametrize(("name", "line", "pattern", "given", "work_unit"), examples())
 def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given, work_unit):
-    unit = metric_unit.parse(given) if given else None
+    unit = rate_units.parse_unit(given) if given else None
     assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])
 
 

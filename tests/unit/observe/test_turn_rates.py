@@ -22,10 +22,9 @@ from pipeline.launch.event_reader import read
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import NO_EPOCH, Steps
 from pipeline.launch.requests import Requests
-from pipeline.observe import group_row, turn_rates
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Observation
-from pipeline.observe.program_rates.logged_rate import LoggedRate
+from pipeline.observe import group_row, throughput
+from pipeline.observe.group_result import GroupResult, Observation
+from pipeline.observe.logged_rate import LoggedRate
 from tests.support.rows import FIELDS, S, group, state
 
 TURNS = [("idle", 0.0), ("l2", 1.0), ("l2", 0.5), ("idle", 0.0), ("l2", 1.0), ("l2", 0.5)]
@@ -124,12 +123,12 @@ def test_a_group_without_turns_has_no_rates_in_turns(tmp_path: Path) -> None:
     assert Tag.TURNS not in row.tags
 
 
-def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> turn_rates.BatchTurns:
+def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> throughput.BatchTurns:
     pair = with_stressor()
     first = dataclasses.replace(pair.jobs[0], workload=dataclasses.replace(pair.jobs[0].workload, **workload))
     states = [state(tmp_path, job, turn_events() if job.index else []) for job in (first, pair.jobs[1])]
     logs = {0: log, 1: read(states[1].folder / "events.jsonl")}
-    return turn_rates.compute_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
+    return throughput.compute_turn_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
 
 
 def test_logged_values_count_if_they_cover_no_time_outside_a_turn(tmp_path: Path) -> None:
@@ -180,15 +179,17 @@ FIVE = [(round((2 * number + 0.2) * S), round((2 * number + 2) * S)) for number 
 def test_turns_in_which_a_job_is_starved_count(tmp_path: Path) -> None:
     starved = [2 * number + 1.1 for number in range(1, 5)]
     log = make_log([0.01 * number for number in range(201)] + starved + [11.0])
-    assert turn_rates.compute_rate(log, None, FIVE) == pytest.approx((180 + 4) / 9, rel=0.02)
+    assert throughput.compute_turn_rate(log, None, FIVE) == pytest.approx((180 + 4) / 9, rel=0.02)
     answers = Events(
         requests=Requests({"done_ns": np.array([2 * n + 1.9 + 0.005 * k for n in range(5) for k in range(20)]) * S})
     )
-    assert turn_rates.compute_rate(answers, None, FIVE) == pytest.approx(20 / 1.8)
+    assert throughput.compute_turn_rate(answers, None, FIVE) == pytest.approx(20 / 1.8)
     points = [(round(0.1 * number * S), 100.0) for number in range(21)] + [(9 * S, 1.0), (11 * S, 1.0)]
-    assert turn_rates.compute_rate(Events(), LoggedRate(points=points, source="output"), FIVE) == pytest.approx(20.8)
+    assert throughput.compute_turn_rate(Events(), LoggedRate(points=points, source="output"), FIVE) == pytest.approx(
+        20.8
+    )
     never = make_log([0.0, *starved, 11.0])
-    assert turn_rates.compute_rate(never, None, FIVE) is None
+    assert throughput.compute_turn_rate(never, None, FIVE) is None
 
 
 def test_a_job_that_is_starved_in_a_turn_has_a_note(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_the_load_after_a_turn_does_not_change_its_rate(num_steps: int, speed_be
                 now_s, work_s = now_s + part_s / speed + 1e-9, work_s - part_s
             times_s.append(now_s)
         turns = [(begin, end) for begin, end in FIVE if begin % (4 * S) < 2 * S]
-        rate = turn_rates.compute_rate(make_log(times_s), None, turns[1:])
+        rate = throughput.compute_turn_rate(make_log(times_s), None, turns[1:])
         assert rate is not None
         rates.append(rate * 1.8 / num_steps)
     assert statistics.fmean(rates) == pytest.approx(1, abs=0.01 if num_steps > 3 else 0.02)

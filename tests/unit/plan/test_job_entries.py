@@ -13,7 +13,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.job_entries import refuse_unread
-from pipeline.study.reproduce.recorded_config import read_config
+from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 

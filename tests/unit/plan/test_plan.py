@@ -19,7 +19,7 @@ from pipeline.plan import config_reader, plan_text
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.inventory import take_inventory as take_inventory
 from pipeline.record.stored_group import Original
-from pipeline.study.reproduce.recorded_config import read_config
+from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.support.container_programs import write_apptainer, write_image
 from tests.support.experiments import configs_of

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import config_reader, shards
 from pipeline.plan import plan_builder as planning
-from pipeline.study.reproduce.agreement import agree
+from pipeline.study.plans import agree_on_plan
 from tests.conftest import GPU, inventory_of
 
 
@@ -32,8 +32,8 @@ def worker(compose, tmp_path, monkeypatch):
 def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
     plan, inventory = worker()
     path = tmp_path / "shared/plan.json"
-    agree(path, shards.select_shard(plan, 2), inventory)
-    agree(path, shards.select_shard(plan, 1), inventory)
+    agree_on_plan(path, shards.select_shard(plan, 2), inventory)
+    agree_on_plan(path, shards.select_shard(plan, 1), inventory)
     assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
 
 
@@ -49,7 +49,7 @@ def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
 )
 def test_what_differs_is_said(worker, tmp_path, change, words):
     path = tmp_path / "plan.json"
-    agree(path, *worker())
+    agree_on_plan(path, *worker())
     facts = dataclasses.replace(GPU.facts, driver_version="999.1")
     device = {"gpu": dataclasses.replace(GPU, name="NVIDIA H200"), "driver": dataclasses.replace(GPU, facts=facts)}
     if change == "file":
@@ -60,17 +60,17 @@ def test_what_differs_is_said(worker, tmp_path, change, words):
         other = dataclasses.replace(interpreter, lock=("tqdm==0.1", *interpreter.lock[1:]))
         inventory = dataclasses.replace(inventory, interpreters={spec: other})
     with pytest.raises(ConfigError, match=rf"have another plan \(.*{words}"):
-        agree(path, plan, inventory)
+        agree_on_plan(path, plan, inventory)
 
 
 def test_a_pipe_is_not_waited_for(worker, tmp_path):
     os.mkfifo(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match=r"plan\.json cannot be used \(.*not a regular file.*\)"):
-        agree(tmp_path / "plan.json", *worker())
+        agree_on_plan(tmp_path / "plan.json", *worker())
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null"])
 def test_a_damaged_file_is_one_error(worker, tmp_path, content):
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(ConfigError, match=r"plan_file=.*plan\.json cannot be used"):
-        agree(tmp_path / "plan.json", *worker())
+        agree_on_plan(tmp_path / "plan.json", *worker())

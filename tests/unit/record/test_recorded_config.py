@@ -19,7 +19,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
-from pipeline.study.reproduce.recorded_config import read_config
+from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of
 from tests.support.tracking_cases import record
 

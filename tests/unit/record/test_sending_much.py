@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.point_series import PointSeries, thin_points
+from pipeline.base.domain.samples import PointSeries, thin_points
 from pipeline.base.domain.script_runs import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table

@@ -14,7 +14,8 @@ from pipeline.plan import plan_builder as planning
 from pipeline.prepare.env import lock
 from pipeline.record.spool import _encode_group
 from pipeline.record.stored_group import Original
-from pipeline.study.reproduce import differences, unused_results
+from pipeline.study import stored_results
+from pipeline.study.reproduce import differences
 from tests.conftest import GPU, inventory_of
 from tests.support.tracking_cases import record
 
@@ -56,7 +57,7 @@ def stored(group):
 
 def explained(planned, finished, recall, *overrides):
     plan, inventory = planned(*overrides)
-    return unused_results.explain(plan, plan.groups, [finished], inventory, recall)
+    return stored_results.explain_unused_results(plan, plan.groups, [finished], inventory, recall)
 
 
 def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):

@@ -18,7 +18,7 @@ import requests
 from listeners.host import HostListener
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.errors import TrackingError
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.record import group_folder, group_record
 from pipeline.record.group_folder import Amendment
 from pipeline.record.store import upload

@@ -13,7 +13,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.base.domain.sharing_modes import STREAMS
 from pipeline.base.domain.window import WindowKind
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.planner.results.advice import advise
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, compare_modes

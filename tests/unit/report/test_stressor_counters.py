@@ -15,7 +15,7 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from pipeline.base.domain.samples import FieldTable
 from pipeline.base.domain.turns import Place
-from pipeline.observe.fields import Fields
+from pipeline.observe.sample_figures import Fields
 from pipeline.record.sample_series import Series, SeriesKey
 from pipeline.report.evaluate.stressors import StressorLoad, describe_loads, list_loads
 from pipeline.report.page.page import make_content, render

@@ -8,6 +8,9 @@ import pytest
 
 from pipeline.base.domain import group_names
 from pipeline.base.domain.group_names import GroupFacts, JobFacts
+from pipeline.base.domain.marks import merge, merge_notes
+from pipeline.base.domain.workload import fill_placeholders, refuse_unknown_placeholders
+from pipeline.base.system.errors import ConfigError
 
 SETTINGS = {"device": "H100", "window": "work, until the jobs end", "seed": "0"}
 
@@ -113,3 +116,51 @@ def test_of_many_options_the_usual_values_go_without_saying():
 def test_a_long_name_is_cut_and_still_its_own():
     names = group_names.name_groups([group(job(args=f"--path {'x' * 300}{n}")) for n in (1, 2)])
     assert len(set(names)) == 2 and max(map(len, names)) < 200
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        (["a", "b", "a"], {"a": 2, "b": 1}),
+        (["made 13 steps", "made 9 steps", "made 11.5 steps"], {"made 9 to 13 steps": 3}),
+        (["2 jobs, such as 0-a,", "2 jobs, such as 1-a,"], {"2 jobs, such as 0-a or 1-a,": 2}),
+        (["job 0-a", "job 1-a", "job 2-a"], {"job 0-a or others": 3}),
+        (["about 5 s are needed", "about 50.5 s are needed"], {"about 5 to 50.5 s are needed": 2}),
+        (["below 4 (3 to 5)", "below 6 (2.5 to 7)"], {"below 4 to 6 (2.5 to 7)": 2}),
+        (["resnet18 bs8", "resnet50 bs8"], {"resnet18 bs8": 1, "resnet50 bs8": 1}),
+        (["v1.2.3 failed", "v1.2.4 failed"], {"v1.2.3 failed": 1, "v1.2.4 failed": 1}),
+    ],
+)
+def test_texts_that_differ_only_in_numbers_are_merged(texts: list[str], merged: dict[str, int]) -> None:
+    assert merge(texts) == merged
+
+
+def test_each_reason_of_several_rows_is_one_note() -> None:
+    notes = ["few 13 steps; raise it", "", "few 15 steps; raise it; late 3 s; raise it", "few 11 steps; raise it"]
+    assert merge_notes(notes, "block") == ["few 11 to 15 steps (3 blocks)", "raise it", "late 3 s", "raise it"]
+    assert merge_notes(["few 13 steps"] * 2, "block") == ["few 13 steps"]
+
+
+VALUES = {"output_dir": "/out put", "job": 1, "degree": 3}
+
+
+@pytest.mark.parametrize(
+    ("argument", "filled"),
+    [
+        ("--out={output_dir}/x", "--out=/out put/x"),
+        ("{job}of{degree}", "1of3"),
+        ("{{job}}-{{epoch}}", "{job}-{epoch}"),
+        ('{"a": 1}', '{"a": 1}'),
+        ("{epoch:02d} {} ${HOME} {0}", "{epoch:02d} {} ${HOME} {0}"),
+    ],
+)
+def test_placeholders_are_filled_in_and_other_braces_left(argument, filled):
+    refuse_unknown_placeholders("train", [argument])
+    assert fill_placeholders(argument, VALUES) == filled
+
+
+def test_a_placeholder_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(
+        ConfigError, match=r"--out=\{outdir\}: \{outdir\} is not a placeholder.*\{output_dir\}.*\{\{outdir\}\}"
+    ):
+        refuse_unknown_placeholders("train", ["--fine={job}", "--out={outdir}"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.results import granted_devices
 from pipeline.prepare.mig import compute, layouts, mig_smi, profiles
 from pipeline.simulation import smi_tables
@@ -192,3 +193,12 @@ def test_devices_of_a_listing_are_read_and_their_layouts_are_legal(listing: str)
 def test_a_session_has_the_words_that_the_project_waits_for() -> None:
     refusal = next(line for line in read("session_rtxpro6000").splitlines() if line.startswith("Unable"))
     assert mig_smi._IN_USE in refusal.lower()
+
+
+@pytest.mark.parametrize("prefix", ["", "simulated_"])
+def test_a_name_with_a_typing_mistake_is_answered_with_names_of_its_kind(prefix: str) -> None:
+    near = (
+        rf"^GPU model '{prefix}h100_8gb' is unknown; did you mean {prefix}h100_80gb\? Or choose one of {prefix}a30_24gb"
+    )
+    with pytest.raises(ConfigError, match=near):
+        mig_table.find(f"{prefix}h100_8gb")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.system import helper_program
+from pipeline.base.system import helper_program, host_info, squeue
 from pipeline.base.system.errors import CommandError
 from pipeline.base.system.helper_program import run, wait_for_end
 
@@ -198,3 +198,119 @@ def test_a_process_that_was_waited_for_before_has_its_status() -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
     assert wait_for_end(process, 1) == 3
+
+
+V2 = "30 20 0:26 / {sys}/cgroup rw - cgroup2 cgroup2 rw\n"
+V1 = (
+    "35 31 0:32 / {sys}/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "34 31 0:31 / {sys}/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+)
+# A container that sees the hierarchy from its own group on, but not the name of that group.
+V1_OF_DOCKER = "35 31 0:32 /docker/abc {sys}/cgroup/memory ro - cgroup cgroup rw,memory\n"
+V2_BESIDE_V1 = "41 31 0:38 / {sys}/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
+CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Say which control groups this process is in, and where they are mounted."""
+    monkeypatch.setattr(host_info, "_PROC", tmp_path / "proc")
+
+    def make(groups: str, mounts: str) -> None:
+        write(tmp_path / "proc/self/cgroup", f"{groups}\n")
+        write(tmp_path / "proc/self/mountinfo", mounts.format(sys=tmp_path / "sys"))
+
+    return make
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "file", "text", "count"),
+    [
+        ("0::/user.slice/job 1", V2, "sys/cgroup/user.slice/job 1/memory.events", EVENTS, 2),
+        ("0::/", V2, "sys/cgroup/memory.events", EVENTS, 2),
+        (
+            "4:memory:/slurm/job_1\n2:cpu:/\n0::/",
+            V1 + V2_BESIDE_V1,
+            "sys/cgroup/memory/slurm/job_1/memory.oom_control",
+            CONTROL,
+            5,
+        ),
+        ("4:cpu,memory:/docker/abc", V1_OF_DOCKER, "sys/cgroup/memory/memory.oom_control", CONTROL, 5),
+        ("0::/", V2, "proc/vmstat", "nr_free_pages 7\noom_kill 9\n", 9),
+        ("0::/a", V2, "proc/vmstat", "nr_free_pages 7\noom_kill 9\n", None),
+        ("0::/a", V2, "sys/cgroup/a/memory.events", "oom_kill many\n", None),
+        ("4:memory:/a", V1, "sys/cgroup/memory/a/memory.oom_control", "under_oom 0\n", None),
+    ],
+)
+def test_the_count_is_that_of_the_group_of_this_process(machine, tmp_path, groups, mounts, file, text, count):
+    machine(groups, mounts)
+    write(tmp_path / file, text)
+    assert host_info.count_oom_kills() == count
+
+
+def test_where_nothing_can_be_read_there_is_no_count(machine, tmp_path):
+    assert host_info.count_oom_kills() is None
+    machine("0::/a", V2)
+    assert host_info.count_oom_kills() is None
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Put programs of these lines of shell script on PATH."""
+
+    def put(**lines: str) -> None:
+        for name, line in lines.items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/sh\n{line}\n")
+            program.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    return put
+
+
+def test_tasks_have_their_states_whatever_a_user_has_set_to_see_less(says, monkeypatch, tmp_path: Path) -> None:
+    said = "12 3 RUNNING None\\n12 4 PENDING Nodes required for job are DOWN\\n\\n15 N/A PENDING Priority"
+    says(squeue=f"echo $@ $SQUEUE_PARTITION $SLURM_CONF > {tmp_path}/asked; printf '{said}\\n'")
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    assert squeue.read_states({"15", "12"}) == {"12_3": "RUNNING", "12_4": "PENDING Nodes required for job are DOWN"}
+    asked = (tmp_path / "asked").read_text()
+    assert "--jobs=12,15 " in asked and asked.endswith(" /etc/slurm.conf\n") and "other" not in asked
+
+
+def test_of_arrays_that_slurm_has_forgotten_nothing_is_left(says) -> None:
+    says(squeue="echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    assert squeue.read_states({"12"}) == {}
+
+
+def test_a_slurm_that_is_absent_or_does_not_answer_is_an_error(says, monkeypatch, tmp_path: Path) -> None:
+    says(squeue="echo Unable to contact slurm controller >&2; exit 1")
+    with pytest.raises(CommandError, match="Unable to contact"):
+        squeue.read_states({"12"})
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(CommandError, match="squeue"):
+        squeue.read_states({"12"})
+
+
+def test_another_cluster_does_not_answer_for_the_tasks_of_this_one(says) -> None:
+    says(squeue="echo 12 3 RUNNING None", scontrol="echo 'ClusterName             = c1'")
+    assert squeue.read_cluster_states("c1", {"12"}) == {"12_3": "RUNNING"}
+    with pytest.raises(CommandError, match="this is cluster c1, not c2"):
+        squeue.read_cluster_states("c2", {"12"})
+
+
+def test_how_tasks_ended_is_known_from_the_queue_and_once_it_forgot_from_accounting(says) -> None:
+    queue = "12 1 RUNNING None\\n12 2 TIMEOUT TimeLimit\\n12 3 COMPLETED None\\n"
+    accounted = "12_2|FAILED\\n12_5|CANCELLED by 0\\n12_6|RUNNING\\n12_[7-9]|PENDING\\n"
+    says(squeue=f"case $* in *--states=all*) printf '{queue}';; esac", sacct=f"printf '{accounted}'")
+    ended = {"12_2": "TIMEOUT TimeLimit", "12_3": "COMPLETED"}
+    assert squeue.list_end_states({"12"}) == {"12_5": "CANCELLED by 0", **ended}
+    assert squeue.read_states({"12"}) == {}
+    says(sacct="echo Slurm accounting storage is disabled >&2; exit 1")
+    assert squeue.list_end_states({"12"}) == ended

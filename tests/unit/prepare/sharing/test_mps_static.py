@@ -82,7 +82,7 @@ def test_parts_are_as_large_as_asked_and_the_last_chunk_brings_the_rest(machine)
 
 
 def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine, monkeypatch):
-    monkeypatch.setattr(mps_static.mps_chunks, "count_chunks", lambda *_: 16)  # as on a chip without a report
+    monkeypatch.setattr(mps_static.mig_table, "count_chunks", lambda *_: 16)  # as on a chip without a report
     group = machine.group("a", "b")
     says = "has 15 chunks of multiprocessors, but 2 jobs need 16"
     chunks = MpsStatic(chunks=8)

@@ -1,17 +1,25 @@
-"""The rate that a program logged, or the reason for a missing rate."""
+"""The rate that a program logged through MLflow, in TensorBoard files or in its output, or why it is missing.
+
+TensorBoard's event files are TFRecords of protocol buffers (`Event`, `Summary`). TensorBoard's own reader needs a
+package that may be installed only for jobs. Checksums are not checked, because the incomplete record at the end of a
+killed job's file is recognised by its length. Records with large data, such as images, are skipped.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import statistics
+import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout, rate_text
-from pipeline.base.domain.metric_unit import UnreadableError
+from pipeline.base.domain import layout, rate_units
+from pipeline.base.domain.rate_units import UnreadableError
 from pipeline.base.domain.script_runs import read_script_runs
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
@@ -19,8 +27,7 @@ from pipeline.base.system.words import format_count, list_first
 from pipeline.launch.events import Events, read_shown_lines
 from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.program_rates import tensorboard
-from pipeline.observe.program_rates.output_rates import OutputReader, Rates
+from pipeline.observe.output_rates import OutputReader, Rates
 
 Points = Sequence[tuple[int, float]]
 """Monotonic instants with values, in order of time."""
@@ -29,7 +36,7 @@ _ROUNDING_NS = 10_000_000  # MLflow stores milliseconds, and a job runs shortly 
 _TAIL_BYTES, _SHOWN = 1 << 14, 100
 _OUTPUTS = ((layout.STDOUT, "stdout"), (layout.STDERR, "stderr"))
 _MOST_VALUES = 1 << 20
-"""Limit for the values of a metric; above the limit, only every second value is read."""
+"""Limit for the values of a metric; above the limit, only every second value is read_logged_rate."""
 
 _NOTHING_CAME = (
     "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
@@ -57,7 +64,9 @@ class LoggedRate:
     doubts: tuple[str, ...] = ()
 
 
-def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> LoggedRate | None:
+def read_logged_rate(
+    state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord
+) -> LoggedRate | None:
     """Return the rate that an ended job logged; `None` if the workload has no setting for a logged rate.
 
     `whose` maps the files that changed in the working directory to the job that wrote them, or to `None` if unknown.
@@ -69,8 +78,8 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         return None
     through_mlflow = _read_mlflow(state.folder)
     output_files = regular_files.list_files(state.folder / layout.OUTPUT).files
-    event_files = [path for path in output_files if path.match(tensorboard.PATTERN)]
-    in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
+    event_files = [path for path in output_files if path.match(EVENT_FILES)]
+    in_directory = {path: index for path, index in whose.items() if path.match(EVENT_FILES)}
     event_files += [path for path, index in in_directory.items() if index == state.job.index]
     in_files = _read_event_files(event_files)
     for source, metrics in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
@@ -122,9 +131,9 @@ def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
 def _describe_doubts(rates: Rates) -> Iterator[str]:
     if 0 < rates.num_times < rates.num_values:
         values = f"{rates.num_times} of {format_count(rates.num_values, 'value')}"
-        yield f"{values} are times, such as s/it, and were read as 1/time"
+        yield f"{values} are times, such as s/it, and were read_logged_rate as 1/time"
     for words, number in rates.passed_over.items():
-        unit = rate_text.read("", words, rates.work_unit, is_unit_given=True).unit
+        unit = rate_units.read_unit("", words, rates.work_unit, is_unit_given=True).unit
         if words not in rates.units and unit is not None and unit.work and unit.counts(rates.work_unit):
             change = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
             yield f"workload.metric_pattern misses {format_count(number, 'line')} with {change}"
@@ -141,7 +150,7 @@ def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def _read_event_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
     metrics: dict[str, list[tuple[int, float]]] = {}
     for file in files:
-        for name, points in tensorboard.read_scalars(file).items():
+        for name, points in read_scalars(file).items():
             metrics.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
     return metrics
 
@@ -167,7 +176,7 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     """Convert points to rates, or explain why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
-        metric_unit = rate_text.read_metric_name(str(rate.metric), rate.metric_unit, unit)
+        metric_unit = rate_units.read_metric_name(str(rate.metric), rate.metric_unit, unit)
     except UnreadableError as error:
         return LoggedRate(absence=f"{what}: {error}")
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
@@ -185,3 +194,95 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
     source += f", {format_count(len(points), 'value')}"
     return LoggedRate(points=means, work_unit=metric_unit.work, source=source)
+
+
+EVENT_FILES = "events.out.tfevents.*"
+_MAX_RECORD_BYTES = 1 << 16
+_FLOAT, _DOUBLE = 1, 2
+"""Types of a tensor. Source: tensorflow/core/framework/types.proto; the field numbers below are from its folder."""
+
+Message = dict[int, list[int | bytes]]
+"""Fields of a protocol buffer: the values by field number. Numbers of fixed length are stored as bytes."""
+
+
+def read_scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Read every readable scalar of a file: tag to `(seconds since the epoch, value)`."""
+    by_tag: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    try:
+        for record in _read_records(path):
+            event = _parse_message(record)
+            for summary in _select_all(event, 5):
+                for value in map(_parse_message, _select_all(_parse_message(summary), 1)):
+                    number = _parse_scalar(value)
+                    if number is not None:
+                        tag = _select_first(value, 1).decode(errors="replace")
+                        by_tag[tag].append((struct.unpack("<d", _select_first(event, 1))[0], number))
+    except (OSError, ValueError, struct.error):
+        pass
+    return dict(by_tag)
+
+
+def _read_records(path: Path) -> Iterator[bytes]:
+    with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            if length > _MAX_RECORD_BYTES:
+                file.seek(length + 4, 1)
+            elif len(record := file.read(length + 4)) == length + 4:
+                yield record[:-4]
+            else:
+                return
+
+
+def _parse_scalar(value: Message) -> float | None:
+    """Return the number in a `Summary.Value`: a plain number, or a tensor with one element."""
+    if plain := _select_all(value, 2):
+        return float(struct.unpack("<f", plain[0])[0])
+    for tensor in map(_parse_message, _select_all(value, 8)):
+        kind = tensor.get(1, [0])[0]
+        form, field = {_FLOAT: ("<f", 5), _DOUBLE: ("<d", 6)}.get(kind if isinstance(kind, int) else 0, ("", 0))
+        content = _select_all(tensor, 4) or _select_all(tensor, field)
+        if form and content and len(content[0]) == struct.calcsize(form):
+            return float(struct.unpack(form, content[0])[0])
+    return None
+
+
+def _parse_message(data: bytes) -> Message:
+    """Parse the fields of a message; raise ValueError if the data are not a message."""
+    fields: Message = defaultdict(list)
+    at = 0
+    while at < len(data):
+        key, at = _parse_varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _parse_varint(data, at)
+            fields[key >> 3].append(value)
+            continue
+        if kind == 2:
+            length, at = _parse_varint(data, at)
+        else:
+            length = {1: 8, 5: 4}.get(kind, -1)
+        if length < 0 or at + length > len(data):
+            raise ValueError("no protocol buffer")
+        fields[key >> 3].append(data[at : at + length])
+        at += length
+    return fields
+
+
+def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at == len(data):
+            raise ValueError("no protocol buffer")
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def _select_all(message: Message, number: int) -> list[bytes]:
+    return [value for value in message.get(number, ()) if isinstance(value, bytes)]
+
+
+def _select_first(message: Message, number: int) -> bytes:
+    return next(iter(_select_all(message, number)), b"")

@@ -2,6 +2,10 @@
 
 The size of the output is recorded at intervals. The values that were written in one interval share one instant, and
 their mean is one point. To limit the time for a large output, at most `MOST_VALUES` values of an interval are read.
+
+Numbers are read as people and programs write them. `1,050.5` and `1.050,5` are clear. `1,050` is ambiguous, because the
+comma may be either mark, and `5130,4` is ambiguous because it may be one number or two. An ambiguous number is an
+error; the user extends the pattern or sets `workload.decimal_mark`.
 """
 
 from __future__ import annotations
@@ -14,13 +18,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from pipeline.base.domain import rate_text
-from pipeline.base.domain.metric_unit import UnreadableError
+from pipeline.base.domain import rate_units
+from pipeline.base.domain.rate_units import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
-from pipeline.observe.program_rates import numbers
 
 MOST_VALUES = 200
 """Largest number of values that are read for one instant."""
@@ -91,7 +94,7 @@ class OutputReader:
     def __init__(self, source: RateSource, unit: str) -> None:
         assert source.pattern is not None
         self._source = source
-        self._original, self._widened = re.compile(source.pattern), rate_text.widen(source.pattern)
+        self._original, self._widened = re.compile(source.pattern), rate_units.widen_pattern(source.pattern)
         self.rates = Rates(work_unit=unit)
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
@@ -115,18 +118,18 @@ class OutputReader:
         """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
         if (match := self._original.search(line) or self._widened.search(line)) is None:
-            unit = rate_text.find_unit(line)
+            unit = rate_units.find_unit(line)
             if unit and (unit in rates.passed_over or len(rates.passed_over) < _MOST_UNITS):
                 rates.passed_over[unit] += 1
             return 0
         mark, setting = self._source.decimal_mark, self._source.metric_unit
         try:
-            if (number := numbers.read(line, match.span(1), _find_bounds(match), mark)) is None:
+            if (number := read_number(line, match.span(1), _find_bounds(match), mark)) is None:
                 rates.without_number = line.strip()[:_SHOWN]
                 return 0
             sides = line[: number.begin], line[number.end :]
-            text = rate_text.read(*sides, rates.work_unit, is_unit_given=setting is not None)
-            metric_unit = rate_text.to_unit(text, setting).count_in(rates.work_unit)
+            text = rate_units.read_unit(*sides, rates.work_unit, is_unit_given=setting is not None)
+            metric_unit = rate_units.to_unit(text, setting).count_in(rates.work_unit)
         except UnreadableError as error:
             rates.unreadable = f"`{_quote(line, *match.span(1))}`: {error}"
             return 0
@@ -190,3 +193,132 @@ def _decode(line: bytes) -> str:
     if b"\x1b" in line:
         line = _ESCAPE.sub(b"", line)
     return line[:_LINE_BYTES].decode(errors="replace")
+
+
+_GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # characters that only separate thousands
+_SIGNS = "-+\u2212"
+_BESIDE = 100
+"""Number of characters before and after a number that are examined."""
+
+_TOKEN = re.compile(rf"(?:\d+|(?<!\d)\.\d+)(?:[.,{_GROUPERS}]\d+)*\.?(?:[eE][+-]?\d+(?![\w.]))?")
+_ENGLISH = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_EUROPEAN = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?")
+_COMMA = re.compile(rf"\d+(?:,\d*)?|{_EUROPEAN.pattern}")
+_PLAIN = re.compile(r"\d+\.?\d*|\.\d+")
+_GROUPED = re.compile(rf"[1-9]\d{{0,2}}([ {_GROUPERS}])\d{{3}}(?:\1\d{{3}})*(?:[.,]\d*)?")
+_NOT_FINITE = re.compile(rf"[{_SIGNS}]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
+# A number whose point can only be a decimal mark: commas in other numbers of its line separate thousands.
+_DECIMAL_POINT = re.compile(r"(?<![\w.,:])(?:\d+\.(?:\d{1,2}|\d{4,})|(?:0|\d{4,})\.\d+)(?![\d.,:]*\d)")
+_SIGN = re.compile(rf"(?:^|[^\w.,)\]])[{_SIGNS}]$")
+_PART_OF_MORE = (
+    (
+        re.compile(r"(?<![\w.,:/-])[1-9]\d{0,2}(?: \d{3})* $"),
+        re.compile(r"\d{3}(?!\d)"),
+        "the space may separate thousands",
+    ),
+    (re.compile(r"\d:$"), re.compile(r"\d\d(?!\d)"), "it may be a time"),
+    (re.compile(r"\d/$"), re.compile(""), "it may be a fraction"),
+    (re.compile(rf"\d[{_SIGNS}]$"), re.compile(""), "it may be a range"),
+    (re.compile(r"(?:\u00b1|\+/?-) ?$"), re.compile(""), "it is the uncertainty of another number"),
+)
+"""Pattern of the text before an ambiguous number, pattern of the number's beginning, and reason."""
+
+_GOES_ON = (
+    (re.compile(r"[1-9]\d{0,2}"), re.compile(r" \d{3}(?!\d)"), "the space may separate thousands"),
+    (re.compile(r"\d+"), re.compile(r":\d\d(?!\d)"), "it may be a time"),
+    (re.compile(""), re.compile(r"/\d"), "it may be a fraction"),
+)
+"""Pattern of an ambiguous number, pattern of the text after the number, and reason."""
+
+_SAY_MARK = "set workload.decimal_mark=comma or point"
+_SAY_PATTERN = "add the text before or after the number to the pattern"
+
+
+class Number(NamedTuple):
+    """A number in a text, with the positions of its beginning, including the sign, and of its end."""
+
+    value: float
+    begin: int
+    end: int
+
+
+def read_number(
+    text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark: str | None = None
+) -> Number | None:
+    """Return the number that contains a span of a text; `None` if there is no number in the span.
+
+    `span` is the match of the user's group, and `bounds` are the limits that the user's pattern sets for the number.
+
+    Raises:
+        UnreadableError: the number is unclear.
+    """
+    chosen = text[slice(*span)].strip()
+    if _NOT_FINITE.fullmatch(chosen):
+        return Number(float(chosen.replace("\u2212", "-")), *span)
+    tokens = [token for token in _TOKEN.finditer(text, *bounds) if token.start() < span[1] and token.end() > span[0]]
+    if not tokens:
+        return None
+    begin, end = tokens[0].start(), tokens[-1].end()
+    if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
+        raise UnreadableError("the group matches several numbers", "limit the group to one number")
+    before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
+    if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
+        raise UnreadableError(why, _SAY_PATTERN)
+    matched = max(begin, span[0]), min(end, span[1])
+    begin, end = _pick_from_list(text, (begin, end), matched)
+    plain = _normalise(
+        text[begin:end], is_all_chosen=(begin, end) == matched, mark=decimal_mark or _find_mark(text, begin, end)
+    )
+    sign = _SIGN.search(before) if begin == tokens[0].start() else None
+    value = -float(plain) if sign is not None and sign[0][-1] != "+" else float(plain)
+    return Number(value, begin - (sign is not None), end)
+
+
+def _explain_ambiguity(before: str, number: str, after: str) -> str | None:
+    for text_before, begins, why in _PART_OF_MORE:
+        if text_before.search(before) and begins.match(number):
+            return why
+    for digits, follows, why in _GOES_ON:
+        if digits.fullmatch(number) and follows.match(after):
+            return why
+    return None
+
+
+def _pick_from_list(text: str, token: tuple[int, int], matched: tuple[int, int]) -> tuple[int, int]:
+    """Return the chosen number of a list without spaces, such as `12,5130.4`."""
+    begin, end = token
+    listed = text[begin:end]
+    if "," not in listed or "." not in listed or _ENGLISH.fullmatch(listed) or _EUROPEAN.fullmatch(listed):
+        return token
+    comma_before, comma_after = text.rfind(",", begin, matched[0]), text.find(",", matched[1], end)
+    return comma_before + 1 or begin, end if comma_after < 0 else comma_after
+
+
+def _find_mark(text: str, begin: int, end: int) -> str | None:
+    """Return the decimal mark of a line from its other numbers, because a program uses one mark."""
+    if "," not in text[begin:end]:
+        return None
+    other_numbers = (match for match in _DECIMAL_POINT.finditer(text) if match.end() <= begin or match.start() >= end)
+    return "." if next(other_numbers, None) is not None else None
+
+
+def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
+    """Return a number in Python's notation; `is_all_chosen` is true if the user's group contains the entire number."""
+    digits, *exponents = re.split("(?=[eE])", number, maxsplit=1)
+    if (grouped := _GROUPED.fullmatch(digits)) is not None:
+        digits = digits.replace(grouped[1], "")
+    points, commas = digits.count("."), digits.count(",")
+    if mark is None and (commas or points > 1):
+        if _EUROPEAN.fullmatch(digits):
+            mark = ","
+        elif _ENGLISH.fullmatch(digits):
+            mark = "." if points or commas > 1 else None
+        elif is_all_chosen and not points and commas == 1:
+            mark = ","
+    form = _PLAIN if not commas and (points < 2 and mark != ",") else {",": _COMMA, ".": _ENGLISH}.get(mark or "")
+    if form is None or not form.fullmatch(digits):
+        if commas:
+            raise UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
+        raise UnreadableError("it is not a number", _SAY_PATTERN)
+    separator = "." if mark == "," else ","
+    return "".join((digits.replace(separator, "").replace(",", "."), *exponents))

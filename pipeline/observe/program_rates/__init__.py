@@ -1,1 +1,0 @@
-"""Rates that scripts log: through MLflow, in TensorBoard files, and in their output."""
