@@ -367,7 +367,7 @@ def compare(experiment: str, runs: list[Run], new: Path) -> Iterator[str]:
     name, records = bundle_reader.read_records(new)
     if name != experiment:
         yield f"experiment {experiment!r} is {name!r}"
-    by_id = {group.run_id: (group, None) for group in records}
+    by_id: dict[str, tuple[GroupRecord, JobRecord | None]] = {group.run_id: (group, None) for group in records}
     by_id |= {job.run_id: (group, job) for group in records for job in group.jobs}
     for run in itertools.chain.from_iterable([group, *jobs] for group, jobs in _join_jobs(runs)):
         if run["run_id"] not in by_id:

@@ -191,8 +191,8 @@ class GroupRecord(RunRecord):
     @property
     def plan_facts(self) -> list[dict[str, str]]:
         """The facts of the group in each plan: first its own plan, then the plans that reuse it, oldest first."""
-        own = self.facts | ({"plan_shard": str(self.shard)} if self.shard else {})
-        return [own, *(own | later for later in self.later_plans)]
+        planned = self.facts | ({"plan_shard": str(self.shard)} if self.shard else {})
+        return [planned, *(planned | later for later in self.later_plans)]
 
     @property
     def start_ms(self) -> int:

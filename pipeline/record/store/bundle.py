@@ -83,8 +83,8 @@ def unpack(file: Path, root: Path) -> str:
         for group in groups:
             if group.is_closed and group.spool_id not in known:
                 place = folder / bundle_archive.GROUPS / group.run_id
-                own = dataclasses.replace(group, experiment=experiment, uri=None)
-                group_folder.write_json(place / layout.RECORD, own)
+                imported = dataclasses.replace(group, experiment=experiment, uri=None)
+                group_folder.write_json(place / layout.RECORD, imported)
                 try:
                     upload.send(lambda _: store, place, series_points=_SERIES_POINTS)
                 except Exception as error:

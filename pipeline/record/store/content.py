@@ -115,8 +115,8 @@ class RunContent:
         params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
         tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
         if self.not_finite:
-            known = self.tags.get(Tag.NOT_FINITE, "").split(", ")
-            names = dict.fromkeys(filter(None, (*known, *self.not_finite)))
+            noted = self.tags.get(Tag.NOT_FINITE, "").split(", ")
+            names = dict.fromkeys(filter(None, (*noted, *self.not_finite)))
             tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(names), MAX_TAG)
         batch = LogBatch()
         for kind, key, value in (

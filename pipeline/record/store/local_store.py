@@ -65,12 +65,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Store:
-    """An open tracking store; `root` and the database's `inode` are `None` for a server."""
+    """An open tracking store; `root` and the database's `inode` are `None` for a server.
+
+    Attributes:
+        place: folder of the artifacts, if the database is a copy elsewhere.
+    """
 
     client: MlflowClient
     uri: str
     root: Path | None
     inode: int | None = None
+    place: Path | None = None
     _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
     def open_experiment(self, name: str, counted: Collection[str] = ()) -> str:
@@ -90,6 +95,11 @@ class Store:
                     + choose_server_remedy(self.uri, error, "check tracking.uri, or use tracking=local")
                 ) from error
         return self._experiments[name][0]
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a local store, which has the artifacts."""
+        return self.place or self.root
 
     def read_salt(self, experiment: str, *, creates: bool = False) -> str:
         """Return the salt of the digests of names in an experiment; empty without one. It is in no bundle."""

@@ -24,17 +24,16 @@ _PATH_COLUMNS = (
 """Columns with absolute artifact paths, which MLflow does not change. Columns that a store lacks are skipped."""
 
 
-def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
+def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
     """Rewrite the artifact paths of a moved store; return the number of rewritten rows by `table.column`.
 
-    By default, the former folder is read from the database. `place` is the folder of the artifacts if it is not `root`.
+    By default, the former folder is read from the database.
 
     Raises:
         ConfigError: `root` contains no store.
         TrackingError: the database cannot be rewritten, or contains paths of several former folders.
     """
     root = root.absolute()
-    place = place or root
     database = root / DATABASE
     if not database.exists():
         raise ConfigError(
@@ -46,9 +45,9 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")
-            old = old_root.absolute() if old_root else _find_old_root(connection, place)
-            counts = {} if old is None or old == place else _move_paths(connection, old, place)
-            elsewhere = _find_old_roots(connection, place)
+            old = old_root.absolute() if old_root else _find_old_root(connection, root)
+            counts = {} if old is None or old == root else _move_paths(connection, old, root)
+            elsewhere = _find_old_roots(connection, root)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(

@@ -235,7 +235,7 @@ def _read_experiment(store: Store, stored: Any, most: int | None = None) -> Iter
             yield from _read_served(store, stored.experiment_id, most)
             return
         deleted = {run.info.run_id for run in store.search_runs(stored.experiment_id, is_deleted=True)}
-    for path in run_artifacts.list_records(folder, store.root, most):
+    for path in run_artifacts.list_records(folder, store.folder, most):
         group = group_record.parse(path.read_bytes(), path, is_printed=True)
         if group.run_id not in deleted:
             yield group

@@ -54,14 +54,14 @@ def locate_experiment(store: Store, stored: Any) -> Path | None:
     Raises:
         TrackingError: the experiment has runs, but the folder is missing.
     """
-    if store.root is None:
+    if store.folder is None:
         return None
     uri = f"{stored.artifact_location}/RUN/artifacts"
-    folder = _find_folder(uri, store.root)
+    folder = _find_folder(uri, store.folder)
     if folder is None or folder.parents[1].is_dir():
         return None if folder is None else folder.parents[1]
     has_runs = bool(store.client.search_runs([stored.experiment_id], max_results=1))
-    return locate(uri, store.root) if has_runs else folder.parents[1]
+    return locate(uri, store.folder) if has_runs else folder.parents[1]
 
 
 def list_records(folder: Path, store: object, most: int | None = None) -> Iterable[Path]:
@@ -88,7 +88,7 @@ def find_record(store: Store, run_id: str, *, is_printed: bool = False) -> Group
         if path is not None:
             return group_record.parse(path.read_bytes(), f"{layout.RECORD} of run {run_id}", is_printed=is_printed)
         if layout.GROUP in list_names(store, run_id):
-            raise group_record.make_refusal(store.root or store.uri)
+            raise group_record.make_refusal(store.folder or store.uri)
         return None
 
 
@@ -151,13 +151,14 @@ def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
 
 
 def _locate_run(store: Store, run_id: str) -> Path | None:
-    if store.root is None:
+    if store.folder is None:
         return None
     if _RUN_ID.fullmatch(run_id):
-        for folder in store.root.glob(f"{STORE_ARTIFACTS}/*/{run_id}/{layout.ARTIFACTS}"):
+        for folder in store.folder.glob(f"{STORE_ARTIFACTS}/*/{run_id}/{layout.ARTIFACTS}"):
             return folder
     uri = store.client.get_run(run_id).info.artifact_uri
-    return locate(uri, store.root) if has_folder(uri, run_id) else store.root / run_id  # a folder that does not exist
+    # Without a folder of its own, a run has a folder that does not exist.
+    return locate(uri, store.folder) if has_folder(uri, run_id) else store.folder / run_id
 
 
 def fetch_all(store: Store, run_id: str, scratch: Path) -> Path:

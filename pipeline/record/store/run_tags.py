@@ -82,8 +82,8 @@ def _make_common_tags(record: GroupRecord) -> dict[str, str]:
 
 
 def _make_run_tags(run: RunRecord) -> dict[str, str]:
-    own = {_NAMES.get(name, fact_tag(name)): text for name, text in run.facts.items()}
-    return own | {fact_tag(name): text for name, text in run.notes.items()}
+    named = {_NAMES.get(name, fact_tag(name)): text for name, text in run.facts.items()}
+    return named | {fact_tag(name): text for name, text in run.notes.items()}
 
 
 def _make_ending_tags(record: GroupRecord, run: RunRecord) -> dict[str, str]:

@@ -22,7 +22,6 @@ from pipeline.record.store.local_store import (
     set_mlflow_defaults,
     translate_errors,
 )
-from pipeline.record.store.relocate import relocate
 
 
 def open_if_there(root_or_uri: Path | str) -> Store | None:
@@ -102,9 +101,9 @@ def _open_copy(root: Path) -> Store:
             f"could not copy the read-only tracking store in {root} to {copy}: {error}; "
             "copy the store to a writable folder, and specify that folder"
         ) from error
-    with suppress(TrackingError):  # a read-only store is often mounted at another path than at its creation
-        relocate(copy, place=root)
-    return open_store(copy, upgrades=True)
+    store = open_store(copy, upgrades=True)
+    store.place = root  # often mounted at another path than at its creation
+    return store
 
 
 def _copy_database(root: Path, copy: Path) -> None:

@@ -216,9 +216,21 @@ def _collect_facts(group: GroupRecord) -> dict[str, str]:
     if commit not in ("", facts.get("git_commit")):
         facts["program_commit"] = f"{commit}{', changed' if is_changed else ''}"
     typed = {
-        "profiler": group.profiler,
-        "case": str(group.case or ""),
+        "study": group.study,
+        "block": str(group.block),
         "baseline_run": str(group.baseline_run) if group.baseline_run > 1 else "",
+        "plan_shard": str(group.shard or ""),
+        "case": str(group.case or ""),
+        "scenario": group.scenario,
+        "profiler": group.profiler,
+        "device": group.device,
+        "gpu_uuid": group.gpu_uuid,
+        "simulated": "true" if group.is_simulated else "",
+        "digest": group.digest,
+        "result": "" if group.result is None else group.result.value,
+        "reason": group.reason,
+        "invalid": group.invalid,
+        "flag": group.note,
     }
     return facts | {name: text for name, text in typed.items() if text}
 

@@ -34,6 +34,7 @@ from tests.support.mlflow_server import start_server
 from tests.support.tracking_cases import (
     EXPERIMENT,
     PROJECT,
+    as_running,
     by_name,
     child,
     client,
@@ -266,7 +267,7 @@ def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) ->
     sender.process.stdin.flush()
     assert json.loads(sender.process.stdout.readline())["ok"] is False
     sender.process.send_signal(signal.SIGINT)
-    folder = make_spool(root, record((child(0),)))
+    folder = make_spool(root, as_running(record((child(0),))))
     refused = sender.ask("send", spool=folder)
     assert refused["ok"] is False
     assert "has not ended" in refused["error"]
@@ -283,7 +284,7 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
 
 @pytest.mark.slow
 def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root: Path) -> None:
-    folder = make_spool(root, replace(record((child(0),))))
+    folder = make_spool(root, as_running(record((child(0),))))
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); del sys.argv[0]"
     code += "; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
     with forks.start("-c", code, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as sender:
