@@ -162,10 +162,16 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
 
 @pytest.mark.slow
 def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_it(tmp_path):
-    asked = [PROJECT_DIR / "run.py", "gpu=simulated_a100_40gb", "workload=tiny", "scenario.profile=1g", "dry_run=true"]
-    done = forks.run(*asked, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
+    command = [
+        PROJECT_DIR / "run.py",
+        "gpu=simulated_a100_40gb",
+        "workload=tiny",
+        "scenario.profile=1g",
+        "dry_run=true",
+    ]
+    done = forks.run(*command, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
     assert done.returncode == 0 and "mig_mps-2x-tiny-profile=1g" in done.stdout, done.stderr
-    done = forks.run(*asked, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
+    done = forks.run(*command, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
     assert done.returncode == 2
     line = "^error: scenario.profile does not exist in scenario=naive; .* \\(in the combination .*scenario=naive"
     assert re.search(line, done.stderr), done.stderr

@@ -47,11 +47,11 @@ def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def to_the_end(*arguments: str, is_real: bool = False) -> tuple[int, str, str]:
-        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
+        defaults = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
         if {"env=conda", "env=venv"} & set(arguments):
-            here.append(f"env.cache_root={tmp_path}/cache")
+            defaults.append(f"env.cache_root={tmp_path}/cache")
         start = forks.start_real if is_real else forks.start
-        with start(PROJECT_DIR / "run.py", *arguments, *here, cwd=tmp_path) as process:
+        with start(PROJECT_DIR / "run.py", *arguments, *defaults, cwd=tmp_path) as process:
             out, err = process.communicate(timeout=600)
         return process.returncode, out, err
 
@@ -80,11 +80,11 @@ def jobs(tmp_path):
         client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
         experiment = client.get_experiment_by_name(name)
         runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
-        found = []
-        for each in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
-            folder = Path(client.download_artifacts(each.info.run_id, ""))
-            found.append((each.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
-        return found
+        rows = []
+        for run in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
+            folder = Path(client.download_artifacts(run.info.run_id, ""))
+            rows.append((run.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
+        return rows
 
     return read
 
@@ -94,8 +94,8 @@ def run_of_group(folder: Path, name: str) -> list[str]:
 
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
     experiment = client.get_experiment_by_name("collocation")
-    found = client.search_runs([experiment.experiment_id], f"tags.`mlflow.runName` = '{name}'")
-    return [run.info.run_id for run in found]
+    runs = client.search_runs([experiment.experiment_id], f"tags.`mlflow.runName` = '{name}'")
+    return [run.info.run_id for run in runs]
 
 
 def printed(artifacts: dict[str, str]) -> dict[str, object]:
@@ -110,10 +110,10 @@ def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orch
     assert status == 0, err
     assert "conda environment of" in err and "is not built yet; py-rattler builds it" in err
     ((params, artifacts),) = jobs()
-    said = printed(artifacts)
-    assert said["rich"] == "0.1" != metadata.version("rich")
-    assert not said["mlflow"] and not said["project"]
-    assert Path(str(said["prefix"])).is_relative_to(tmp_path / "cache")
+    report = printed(artifacts)
+    assert report["rich"] == "0.1" != metadata.version("rich")
+    assert not report["mlflow"] and not report["project"]
+    assert Path(str(report["prefix"])).is_relative_to(tmp_path / "cache")
     lock = artifacts["environment.txt"]
     assert "# rich 0.1 0\n" in lock and "@EXPLICIT\n" in lock
     assert len(params["environment_digest"]) == 64
@@ -181,8 +181,8 @@ def test_a_script_in_a_virtual_environment_runs_with_its_packages(begin, tmp_pat
     done = begin(*script, "env=venv", "env.file=requirements.txt")
     assert done.status == 0, done.err
     (job,) = done.jobs
-    said = json.loads((job.folder / "stdout.log").read_text())
-    assert said["rich"] == "0.3" and not said["mlflow"]
+    report = json.loads((job.folder / "stdout.log").read_text())
+    assert report["rich"] == "0.3" and not report["mlflow"]
     assert "rich==0.3\n" in (job.folder / "environment.txt").read_text()
 
 
@@ -212,8 +212,8 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     assert status == 0, err
     (original,) = run_of_group(tmp_path, "naive-1x-train")
     assert run(kinds, f"reproduce={original}")[0] == 0
-    found = [*jobs(), *jobs("collocation-reproductions")]
-    assert [files["stdout.log"] for _, files in found] == ["deep,red\n"] * 2
+    rows = [*jobs(), *jobs("collocation-reproductions")]
+    assert [files["stdout.log"] for _, files in rows] == ["deep,red\n"] * 2
     status, _, err = run(*script, "env=painted", "+env.size=3")
     assert status == 2 and "_target_=painted.PaintedEnv does not accept these arguments" in err
     status, _, err = run(*script, "env=painted", "workload.env_file=painted.py")

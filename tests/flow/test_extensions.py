@@ -90,12 +90,12 @@ HOST_ROOMS = """
 def of_page(name: str) -> dict[str, str]:
     """The files that a page shows: each block of code after the last path in backticks before it."""
     text = (PROJECT_DIR / f"docs/{name}.md").read_text(encoding="utf-8")
-    found, path = {}, ""
+    files, path = {}, ""
     for words, kind, code in re.findall(r"(.*?)(?:\n```(\w*)\n(.*?)```|\Z)", text, re.DOTALL):
         path = (re.findall(r"`([\w/]+\.(?:py|yaml))`", words) or [path])[-1]
         if kind:
-            found[path] = code
-    return found
+            files[path] = code
+    return files
 
 
 LISTENER, OWN_WORKLOAD = of_page("your_own_listener"), of_page("your_own_workload")
@@ -466,8 +466,8 @@ def check_command_of_the_planner(study: Study) -> None:
 
 
 def check_study(study: Study) -> None:
-    found = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
-    assert sorted(found) == [
+    names = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
+    assert sorted(names) == [
         "fair-1x-products-share=0.5-tracer",
         "fair-2x-products-share=0.5",
         "naive-2x-products",
@@ -481,14 +481,14 @@ def check_findings(study: Study) -> None:
 
 
 def check_mode_in_one_process(study: Study) -> None:
-    own = ["tracking.experiment=rooms", "window.seconds=1", "baseline=never", "listeners=[]"]
-    done = run_py(study.tree, "scenario=rooms", "degree=2", "workload=tiny", *own)
+    options = ["tracking.experiment=rooms", "window.seconds=1", "baseline=never", "listeners=[]"]
+    done = run_py(study.tree, "scenario=rooms", "degree=2", "workload=tiny", *options)
     assert done.returncode == 0, done.stderr
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{study.tree}/mlruns/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("rooms").experiment_id])
-    assert {run.data.params.get("job.room") for run in found} == {None, "red-0", "red-1"}
+    runs = client.search_runs([client.get_experiment_by_name("rooms").experiment_id])
+    assert {run.data.params.get("job.room") for run in runs} == {None, "red-0", "red-1"}
 
 
 CHECKS = {

@@ -3,74 +3,39 @@
 from __future__ import annotations
 
 import json
-import sys
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
+from pipeline.base.domain.records import Limits, Result
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import Workload
-from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.interleaving import FIRST_STEPS, Interleaving
-from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawner
+from pipeline.launch.job_group import JobGroup
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.support import forks
 from tests.support.rows import group
 from tests.support.run_cases import groups
+from tests.support.toy_groups import PATIENT, make_jobs, prepare_launch
 
 pytestmark = pytest.mark.covers("pipeline/launch")
 
-TOY = str(PROJECT_DIR / "tests/toys/toy.py")
 WINDOW = Window(kind=WindowKind.INTERLEAVED, seconds=0.4, settle_s=0.05, slice_s=0.1)
-PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 Measure = Callable[..., tuple[JobGroup, Interleaving]]
 
 
-def make_jobs(*manners: str, epochs: int = 0) -> tuple[Job, ...]:
-    return tuple(
-        Job(
-            index=index,
-            workload=Workload(
-                name="toy",
-                script=TOY,
-                argv=(TOY, manner, "--epochs", str(epochs)),
-                ends_by_itself=False,
-                env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
-                digest="d",
-            ),
-        )
-        for index, manner in enumerate(manners)
-    )
-
-
 @pytest.fixture
-def scratch() -> Iterator[Path]:
-    folder = Path("/tmp") / f"t-{uuid.uuid4().hex[:12]}"
-    folder.mkdir()
-    yield folder
-    folder.rmdir()
-
-
-@pytest.fixture
-def measure(tmp_path: Path, scratch: Path) -> Measure:
+def measure(tmp_path: Path) -> Measure:
     def measure_toys(*manners: str, limits: Limits = PATIENT, window: Window = WINDOW) -> tuple[JobGroup, Interleaving]:
-        spawner = Spawner(Interpreter(python=Path(sys.executable)))
-        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=spawner) for job in make_jobs(*manners)]
-        files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
-        running = JobGroup(starts, files, limits)
         turns = {3: 1, 1: 2, 2: 1} if len(manners) == 3 else {1: 1}
-        interleaving = Interleaving(running, window, turns, "seed")
-        with running:
+        with prepare_launch(tmp_path / "group", make_jobs(*manners), limits=limits) as running, running:
+            interleaving = Interleaving(running, window, turns, "seed")
             assert running.wait_ready()
             interleaving.measure()
         return running, interleaving

@@ -43,8 +43,8 @@ def test_a_stall_is_slow_or_flagged_and_never_fast(study_of, begin_s, length_s, 
         edges = [int(group.data.tags[tag]) for tag in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS)]
         for job in jobs:
             since = [(edge - int(job.data.tags[Tag.START_NS])) / 1e9 for edge in edges]
-            mine = (begin_s, length_s) if job.data.tags[Tag.INDEX] == "0" else (0, 0)
-            before, after = (done_by(seconds, *mine) for seconds in since)
+            stall_of_job = (begin_s, length_s) if job.data.tags[Tag.INDEX] == "0" else (0, 0)
+            before, after = (done_by(seconds, *stall_of_job) for seconds in since)
             truth = (after - before) / (since[1] - since[0])
             assert job.data.metrics["throughput_samples_per_s"] == pytest.approx(truth, rel=0.01)
 

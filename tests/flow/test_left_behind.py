@@ -68,8 +68,8 @@ class Kept(simulated.Machine):
         return process.returncode, out + err
 
     def ask(self, command: str) -> tuple[int, str]:
-        ours = ["--machine", self.file.path, "--lock-dir", self.folder]
-        done = forks.run("-c", COMMAND, self.short_lived, "pipeline.gpu", command, *ours)
+        options = ["--machine", self.file.path, "--lock-dir", self.folder]
+        done = forks.run("-c", COMMAND, self.short_lived, "pipeline.gpu", command, *options)
         return done.returncode, done.stdout + done.stderr
 
 
@@ -262,9 +262,9 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     run = PROJECT_DIR / "run.py"
     study = forks.start(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
     wait_for(is_training, study)
-    ours = marks()
+    study_marks = marks()
     kill_with_its_sender(study)
-    assert len(pids(ours)) == 2  # daemon and server
+    assert len(pids(study_marks)) == 2  # daemon and server
     following = forks.run(run, *common, "scenario=naive", "degree=1", *SHORT, cwd=tmp_path)
     assert following.returncode == 0, following.stderr
-    assert pids(ours) == []
+    assert pids(study_marks) == []

@@ -51,10 +51,10 @@ def test_a_study_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     scale.fill(tmp_path, 5 * 13, 20)
     monkeypatch.setenv("STUDY_ROOT", str(tmp_path))
     monkeypatch.setenv("STUDY", scale.EXPERIMENT)
-    found = execute("read_a_study.ipynb")
-    assert found["table"].loc[("workloada", 7), "mps"] == pytest.approx(1800, rel=0.01)
-    labels = {text.get_text() for text in found["axes"].get_legend().get_texts()}
+    cells = execute("read_a_study.ipynb")
+    assert cells["table"].loc[("workloada", 7), "mps"] == pytest.approx(1800, rel=0.01)
+    labels = {text.get_text() for text in cells["axes"].get_legend().get_texts()}
     assert labels == {"naive", "mps", "mig", "one at a time"}
-    assert found["verdict"].decision is Decision.BETTER and found["verdict"].num_blocks == len(found["ratios"]) == 5
-    assert found["ratios"].median() == pytest.approx(1.8 / 1.4, rel=0.01)
+    assert cells["verdict"].decision is Decision.BETTER and cells["verdict"].num_blocks == len(cells["ratios"]) == 5
+    assert cells["ratios"].median() == pytest.approx(1.8 / 1.4, rel=0.01)
     assert "simulated" not in capsys.readouterr().out

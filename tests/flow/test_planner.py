@@ -47,7 +47,9 @@ def test_a_plan_that_was_exported_runs_to_its_end_and_is_checked(tmp_path, templ
     status = __main__.main(["check", str(tmp_path / "mine.json"), *store, "--json"])
     data = json.loads(capsys.readouterr().out)
     assert status == (0 if data["holds"] else 1) and data["is_simulated"] and not data["not_measured"]
-    found = {each["quantity"]: each for each in data["compared"]}
-    assert found["throughput_per_s"]["predicted"] == pytest.approx(90)
-    assert found["throughput_per_s"]["measured"] > 0
-    assert found["memory_mib"]["measured"] == pytest.approx(3 * 512 + 2 * 66)  # of the jobs, and a server an instance
+    comparisons = {comparison["quantity"]: comparison for comparison in data["compared"]}
+    assert comparisons["throughput_per_s"]["predicted"] == pytest.approx(90)
+    assert comparisons["throughput_per_s"]["measured"] > 0
+    assert comparisons["memory_mib"]["measured"] == pytest.approx(
+        3 * 512 + 2 * 66
+    )  # of the jobs, and a server an instance

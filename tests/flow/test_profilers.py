@@ -69,9 +69,9 @@ def profiled(study_of, profilers, monkeypatch) -> Callable[..., Study]:
 
 
 def runs(client, role: str, experiment: str = "collocation"):
-    found = client.get_experiment_by_name(experiment)
+    stored = client.get_experiment_by_name(experiment)
     return client.search_runs(
-        [found.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["attributes.start_time"]
+        [stored.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["attributes.start_time"]
     )
 
 
@@ -127,10 +127,10 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason
 def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert done.status == 0
-    said = "ncu wrote no report for 0-toy, 1-toy"
-    assert said in done.err
+    warning = "ncu wrote no report for 0-toy, 1-toy"
+    assert warning in done.err
     ((group, _),) = done.groups
-    assert said in group.data.tags["collocation.no_report"]
+    assert warning in group.data.tags["collocation.no_report"]
     assert group.data.tags["collocation.result"] == "ok"
 
 
@@ -141,10 +141,10 @@ def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(profiled, manner
     assert done.status == 1, done.err
     ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "failed"
-    said = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
+    reason = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
         manner, "nsys ended"
     )
-    assert said in group.data.tags["collocation.reason"]
+    assert reason in group.data.tags["collocation.reason"]
 
 
 def test_a_script_is_measured_without_the_time_that_its_profiler_takes(profiled, tmp_path):

@@ -47,8 +47,8 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
     monkeypatch.setattr(drawing, "_save", lambda figure, kind: save(figure, kind) if kind == "svg" else b"%PDF")
     before = results.find_finished(filled, scale.EXPERIMENT)
     assert command(filled, "--out", tmp_path / "out") == 0
-    said = capsys.readouterr().out
-    assert f"report: {tmp_path / 'out' / 'index.html'}" in said
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path / 'out' / 'index.html'}" in printed
     written = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert {
         "index.html",
@@ -58,7 +58,7 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
         "tables/verdicts.tex",
     } <= written
     (run,) = [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
-    assert run.info.run_id in said and run.info.status == "FINISHED"
+    assert run.info.run_id in printed and run.info.status == "FINISHED"
     logged = Path(client(filled).download_artifacts(run.info.run_id, ""))
     assert {str(p.relative_to(logged)) for p in logged.rglob("*") if p.is_file()} == written
     assert results.find_finished(filled, scale.EXPERIMENT) == before
@@ -75,14 +75,14 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
         assert command(filled, "--out", out, "--no-log") == 0
     first, second = ({p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()} for out in outs)
     assert first == second
-    mine, stale = outs[0] / "notes.txt", outs[0] / "figures/stale.svg"
-    mine.write_text("mine")
+    notes, stale = outs[0] / "notes.txt", outs[0] / "figures/stale.svg"
+    notes.write_text("mine")
     stale.write_text("of an earlier report")
     manifest = json.loads((outs[0] / "report.json").read_text())
     manifest["files"] += ["figures/stale.svg", "notes.txt", "../b/index.html"]
     (outs[0] / "report.json").write_text(json.dumps(manifest))
     assert command(filled, "--out", outs[0], "--no-log") == 0
-    assert mine.exists() and not stale.exists() and (outs[1] / "index.html").exists()
+    assert notes.exists() and not stale.exists() and (outs[1] / "index.html").exists()
     assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
 
 
@@ -98,12 +98,12 @@ def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tm
 
 @pytest.mark.slow
 def test_only_the_artifacts_of_the_chosen_case_are_read(filled: Path, tmp_path: Path, monkeypatch, caplog) -> None:
-    found = rows.read([filled], scale.EXPERIMENT)
-    chosen = next(row for row in found.rows if row.name == "naive-3x-workloada")
-    others = group_series.choose_other_modes(found, chosen)
-    assert [other.name for other in others] == ["mps-3x-workloada", "mig-3x-workloada"]
+    study = rows.read([filled], scale.EXPERIMENT)
+    chosen = next(row for row in study.rows if row.name == "naive-3x-workloada")
+    other_modes = group_series.choose_other_modes(study, chosen)
+    assert [other.name for other in other_modes] == ["mps-3x-workloada", "mig-3x-workloada"]
     for path in filled.rglob("samples.parquet"):
-        if not any(row.run_id in str(path) for row in (chosen, others[0])):
+        if not any(row.run_id in str(path) for row in (chosen, other_modes[0])):
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
     assert "in 2 sharing modes" in (tmp_path / "out/index.html").read_text()
@@ -207,8 +207,8 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     out = ["--out", str(tmp_path / "out")]
     assert main(["--experiment", "nothing", "--root", str(filled), *out]) == 2
     assert (
-        "no experiment 'nothing'" in (said := capsys.readouterr().err)
-        and f"with --experiment: '{scale.EXPERIMENT}'" in said
+        "no experiment 'nothing'" in (message := capsys.readouterr().err)
+        and f"with --experiment: '{scale.EXPERIMENT}'" in message
     )
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
     assert f"{DATABASE} is missing" in capsys.readouterr().err
@@ -216,13 +216,13 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     with socket.create_server(("127.0.0.1", 0)) as closed:
         server = f"http://127.0.0.1:{closed.getsockname()[1]}"
     assert main(["--uri", server, *out]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: the tracking server at {server} ") and "Connection refused" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: the tracking server at {server} ") and "Connection refused" in message
+    assert message.count("\n") == 1
     assert main(["--uri", "unknown://server", *out]) == 2
     assert capsys.readouterr().err.startswith("error: MLflow cannot open unknown://server")
     assert command(filled, *out, "--group", "nobody") == 2
-    assert "no such name or run id" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
+    assert "no such name or run id" in (message := capsys.readouterr().err) and "naive-2x-workloada" in message
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/figures.txt").write_text("mine")
     assert command(filled, "--out", tmp_path / "mine") == 2

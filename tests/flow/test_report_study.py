@@ -26,10 +26,10 @@ def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, temp
     study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6
     assert study.num_complete_blocks == 2 and study.left_out == {}
-    found = {(cell.mode, cell.degree): cell for cell in make_cells(study)}
-    assert set(found) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
+    cells = {(cell.mode, cell.degree): cell for cell in make_cells(study)}
+    assert set(cells) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
     names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
     for row in study.rows:
-        computed = found[row.mode, row.degree].values
+        computed = cells[row.mode, row.degree].values
         for name in names:
             assert computed[name][row.block] == pytest.approx(row.metrics[name], rel=1e-9)

@@ -30,23 +30,23 @@ PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid", 
 def facts(run):
     """What a run must share with the same run of another study: everything but times, ids and measured values."""
     tags = {key: value for key, value in run.data.tags.items() if key.startswith("collocation.")}
-    kept = {
+    values = {
         key: value
         for key, value in tags.items()
         if key.removeprefix("collocation.") not in PASSING and not key.endswith("_ns")
     }
     metrics = sorted(key for key in run.data.metrics if not key.startswith("system/"))
-    return run.info.run_name, run.info.status, kept, run.data.params, metrics
+    return run.info.run_name, run.info.status, values, run.data.params, metrics
 
 
 def rows(client, experiment):
     """The findings of a study, and what its jobs say."""
-    found = [
+    stored = [
         (*facts(run), sorted((facts(child) for child in children), key=str))
         for run, children in groups(client, experiment)
         if Result(run.data.tags["collocation.result"]).is_finding
     ]
-    return sorted(found, key=str)
+    return sorted(stored, key=str)
 
 
 def kill_after(process, num_groups, *, inside):
@@ -120,8 +120,8 @@ def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
 def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_path):
     status, _, err = run(*STUDY, "time_limit_s=0.1")
     assert status == 1
-    (said,) = [line for line in err.splitlines() if "; to run them: " in line]
-    what, _, command = said.partition("; to run them: ")
+    (line,) = [line for line in err.splitlines() if "; to run them: " in line]
+    what, _, command = line.partition("; to run them: ")
     assert what == "4 groups: 3 not finished"
     words = shlex.split(command)
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
@@ -146,8 +146,8 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    left = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
-    assert f"4 groups: {left} not finished; to run them: " in err and "resume=true" in err
+    num_remaining = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
+    assert f"4 groups: {num_remaining} not finished; to run them: " in err and "resume=true" in err
 
 
 @pytest.mark.slow

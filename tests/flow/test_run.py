@@ -52,9 +52,9 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     # A number of epochs, and no time: on a busy machine not one may fit into seconds.
     status, out, err = run(*small, "window=work", "window.epochs=3", is_real=True)
     assert status == 0, err
-    found = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
-    assert found.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
-    parent, children = found["naive-2x-tiny"]
+    by_name = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
+    assert by_name.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
+    parent, children = by_name["naive-2x-tiny"]
     losses = [[m.value for m in client.get_metric_history(c.info.run_id, "loss")] for c in children]
     assert list(map(len, losses)) == [3, 3]
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
@@ -352,16 +352,16 @@ def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduce
     status, out, err = run("-m", "resume=true", *study)
     assert status == 0 and "1 of 4 groups are finished" in err
     assert all(out.count(f"{name} ") == 1 for name in names)
-    found = groups(client)
-    assert {group.info.run_name for group, _ in found} == names
-    for group, jobs in found:
-        for each in (group, *jobs):
-            size = each.data.params["flags.batch-size"]
-            assert (each.data.params["script"], each.data.params["args"]) == ("train.py", "--out 'it'\"'\"'s'")
+    stored = groups(client)
+    assert {group.info.run_name for group, _ in stored} == names
+    for group, jobs in stored:
+        for row in (group, *jobs):
+            size = row.data.params["flags.batch-size"]
+            assert (row.data.params["script"], row.data.params["args"]) == ("train.py", "--out 'it'\"'\"'s'")
             assert f"batch-size={size}" in group.info.run_name
         assert "window_seconds" not in group.data.params and "window_epochs" not in group.data.params
         assert group.data.tags["collocation.command_line"].endswith("-- train.py --out 'it'\"'\"'s'")
-    naive = next(group for group, _ in found if group.info.run_name == "naive-2x-train-batch-size=16")
+    naive = next(group for group, _ in stored if group.info.run_name == "naive-2x-train-batch-size=16")
     assert naive.data.metrics["speedup_vs_serial_ratio"] > 1
     status, _, err = run(f"reproduce={naive.info.run_id}", "dry_run=true")
     assert status == 0 and "digest of the plan" not in err and "the content of" not in err
@@ -373,9 +373,9 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
         (tmp_path / f"{name}.py").write_text("import sys, time; print(sys.argv[1:]); time.sleep(0.3)")
     status, _, err = run("mix=['train.py --epochs 3',{command:eval.py,flags:{split:test}}]")
     assert status == 0, err
-    found = {group.info.run_name: group for group, _ in groups(client)}
-    assert found.keys() == {f"{mode}-train+eval[split=test]" for mode in ("naive", "serial")}
-    mix = found["naive-train+eval[split=test]"]
+    by_name = {group.info.run_name: group for group, _ in groups(client)}
+    assert by_name.keys() == {f"{mode}-train+eval[split=test]" for mode in ("naive", "serial")}
+    mix = by_name["naive-train+eval[split=test]"]
     assert mix.data.metrics["speedup_vs_serial_ratio"] > 1
     status, _, err = run(f"reproduce={mix.info.run_id}")
     assert status == 0 and "digest of the plan" not in err and "the content of" not in err

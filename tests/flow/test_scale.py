@@ -80,15 +80,15 @@ def test_two_gpus_share_a_study_and_a_shard_that_was_lost_is_run_again(start, wo
     assert "1 shard of 3 to run" in err
     assert "GPU 1 shard 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert [block.num_missing for block in found.blocks] == [0, 0, 0]
-    assert found.num_planned == 6
-    assert len({row.gpu_uuid for row in found.rows}) == 2
-    assert {dict(row.settings)["other GPUs"] for row in found.rows} == {"1"}
-    assert all(row.result is Result.OK for row in found.rows)
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert [block.num_missing for block in study.blocks] == [0, 0, 0]
+    assert study.num_planned == 6
+    assert len({row.gpu_uuid for row in study.rows}) == 2
+    assert {dict(row.settings)["other GPUs"] for row in study.rows} == {"1"}
+    assert all(row.result is Result.OK for row in study.rows)
     # On one GPU alone that is another plan than the workers'.
     one = ["gpu.device=0", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
-    argv = [*TOY[:2], f"reproduce={found.rows[0].run_id}", *MACHINE, *one]
+    argv = [*TOY[:2], f"reproduce={study.rows[0].run_id}", *MACHINE, *one]
     done = forks.run(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -135,10 +135,10 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     assert process.returncode == 0, err
     assert "1 shard of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 shard of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
     assert re.findall(r"^naive-2x-toy +NVIDIA (\w+).* ok\*? ", out, re.MULTILINE) == ["A100", "H100"]
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert found.num_planned == len(found.rows) == 4 and not found.left_out
-    assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
-    assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert study.num_planned == len(study.rows) == 4 and not study.left_out
+    assert [(block.number, block.num_missing) for block in study.blocks] == [(1, 0), (1, 0)]
+    assert len(study.devices) == len({row.gpu_uuid for row in study.rows}) == len({row.plan for row in study.rows}) == 2
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal")
     assert [(shard.model, shard.state) for shard in seen.shards] == [
         ("NVIDIA A100-SXM4-40GB", "done"),
@@ -171,15 +171,17 @@ def test_a_shard_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path
     assert re.findall(
         r"^While another GPU works, .* \(the lowest of (\d) groups\).* \(simulated\)$", out, re.MULTILINE
     ) == ["2"]
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert found.num_planned == len(found.rows) == 4
-    assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
-    assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.compare_company(found)] == [
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert study.num_planned == len(study.rows) == 4
+    assert len({row.gpu_uuid for row in study.rows}) == len(study.blocks) == 1
+    assert [
+        (comparison.mode, comparison.beside, comparison.num_blocks) for comparison in other_gpus.compare_company(study)
+    ] == [
         ("serial", 1, 1),
         ("naive", 1, 1),
     ]
     (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company-rehearsal").rows}
-    assert company != found.rows[0].gpu_uuid
+    assert company != study.rows[0].gpu_uuid
     for dry in (["dry_run=true"], []):
         process = start("hydra/launcher=beside", "repeats=2", "window.seconds=0.5", "resume=true", *dry)
         _, err = process.communicate(timeout=600)

@@ -46,10 +46,10 @@ def test_a_file_that_two_copies_write_is_named(study_of, toys):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
+    "folder", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
 )
-def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, given):
-    done = study_of(*script("writes"), *given, "baseline=never")
+def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, folder):
+    done = study_of(*script("writes"), *folder, "baseline=never")
     assert done.status == 0, done.err
     assert "changed while" not in done.err and not (tmp_path / "mine.txt").exists()
     texts = {(child.folder / "output/mine.txt").read_text() for child in done.jobs}

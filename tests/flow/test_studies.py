@@ -25,13 +25,13 @@ def facts(run):
     tags = dict(run.data.tags)
     restore_names(tags)  # MLflow's page hides some
     tags = {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
-    kept = {key: value for key, value in tags.items() if key not in PASSING and not key.endswith("_ns")}
+    values = {key: value for key, value in tags.items() if key not in PASSING and not key.endswith("_ns")}
     metrics = {name for name in run.data.metrics if name.startswith(FIGURES)}
-    return run.info.run_name, run.info.status, kept, run.data.params, metrics
+    return run.info.run_name, run.info.status, values, run.data.params, metrics
 
 
-def rows(found):
-    return sorted((*facts(group), sorted(map(facts, jobs), key=str)) for group, jobs in found)
+def rows(groups):
+    return sorted((*facts(group), sorted(map(facts, jobs), key=str)) for group, jobs in groups)
 
 
 @pytest.mark.slow
@@ -48,5 +48,5 @@ def test_rows_are_those_of_the_store(run, client, study_of):
 def test_what_stands_in_for_the_sender_is_asked_as_the_sender_is():
     methods = {name: value for name, value in vars(KeptRows).items() if inspect.isfunction(value)}
     for name in methods.keys() - {"__init__", "__exit__", "__enter__"}:
-        asked, real = (list(inspect.signature(getattr(kind, name)).parameters) for kind in (KeptRows, Sender))
-        assert asked == real, name
+        substitute, real = (list(inspect.signature(getattr(kind, name)).parameters) for kind in (KeptRows, Sender))
+        assert substitute == real, name

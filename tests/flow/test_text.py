@@ -22,9 +22,9 @@ def test_text_models_are_measured_in_sequences_and_tokens(run, client, tmp_path)
     status, out, err = run("workload=tiny_text", "degree=2", *small, *window)
     assert status == 0, err
     assert "sequences/s" in out and "tokens/s" in out
-    found = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
-    assert found.keys() == {"naive-2x-tiny_text", "serial-1x-tiny_text"}
-    group, jobs = found["naive-2x-tiny_text"]
+    by_name = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
+    assert by_name.keys() == {"naive-2x-tiny_text", "serial-1x-tiny_text"}
+    group, jobs = by_name["naive-2x-tiny_text"]
     rate = group.data.metrics["throughput_total_sequences_per_s"]
     assert group.data.metrics["throughput_total_tokens_per_s"] == pytest.approx(16 * rate)
     assert group.data.metrics["speedup_vs_serial_ratio"] > 0, "the losses of the first steps are those of the job alone"

@@ -89,12 +89,12 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
 def read_rows(folder: Path) -> list[dict[str, str]]:
     from mlflow import MlflowClient
 
-    found = []
+    rows = []
     for group, jobs in groups(MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db"), "collocation-rehearsal"):
         for run in (group, *sorted(jobs, key=lambda job: str(job.info.run_name))):
             tags = {key: value for key, value in run.data.tags.items() if not VOLATILE.fullmatch(key)}
-            found.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
-    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in found]
+            rows.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
+    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in rows]
 
 
 @pytest.mark.slow

@@ -26,19 +26,19 @@ def is_said(quoted: str, text: str) -> bool:
 @pytest.mark.slow
 def test_the_commands_of_the_page_say_what_it_quotes(run, tmp_path):
     shutil.copy(TOYS / "plain_torch.py", tmp_path / "train.py")
-    said, statuses = "", []
+    printed, statuses = "", []
     for kind, block in BLOCKS:
         if kind == "text":
             for line in block.splitlines():
-                assert is_said(line, said), line
+                assert is_said(line, printed), line
             continue
         for command in re.findall(r"^python run\.py (.*)$", block.replace("\\\n", ""), re.MULTILINE):
             if "torchrun" in command or "accelerate" in command:
                 continue  # test_docs_commands plans them; test_jobs has their ports
             status, out, err = run(*shlex.split(command))
             statuses.append(status)
-            said = out + err
-            assert ("changed while" in said) == (len(statuses) == 1), command
+            printed = out + err
+            assert ("changed while" in printed) == (len(statuses) == 1), command
             assert ("samples/s" in out) == ("metric_pattern" in command), command
             assert ("speed-up" in out) == ("degree=2" in command or "mix=[{" in command), command
             assert ("naive-1x-train-batch-size=16" in out) == ("flags" in command), out

@@ -165,8 +165,8 @@ def test_killed_at_any_step_the_next_start_finds_and_undoes_everything(tmp_path)
         folder.mkdir()
         status = run_killed(folder, fatal)
         replay(Journal(folder, UUID))
-        left = {path.name for path in folder.rglob("*") if path.is_file()}
-        assert left <= {"undone.log"}, f"killed at step {fatal}"
+        remaining = {path.name for path in folder.rglob("*") if path.is_file()}
+        assert remaining <= {"undone.log"}, f"killed at step {fatal}"
         if status == 0:
             break
         assert os.WIFSIGNALED(status)
@@ -291,11 +291,11 @@ def as_another_user(monkeypatch, number=4242):
 def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, monkeypatch):
     journal.add("file", path=str(tmp_path / "a"))
     as_another_user(monkeypatch)
-    ours = Journal(tmp_path, UUID)
+    second_journal = Journal(tmp_path, UUID)
     with pytest.raises(JournalError, match="must clean up"):
-        replay(ours)
+        replay(second_journal)
     assert [(file.device_uuid, file.is_ours) for file in find_journals(tmp_path)] == [(UUID, False)]
-    assert undo_all(ours) == ([], [])
+    assert undo_all(second_journal) == ([], [])
     assert undone(tmp_path) == []
 
 

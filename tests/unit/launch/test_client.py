@@ -112,10 +112,10 @@ def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, mo
     due_ns = iter(range(2, 4))
 
     def write_a_part(fd, data) -> int:
-        with memoryview(data) as whole:
+        with memoryview(data) as view:
             for at_ns in due_ns:
                 job.request(at_ns, at_ns, at_ns, at_ns)
-            return write(fd, whole[:20])
+            return write(fd, view[:20])
 
     job.request(1, 1, 1, 1)
     monkeypatch.setattr(client.os, "write", write_a_part)
@@ -126,16 +126,16 @@ def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, mo
 
 def test_threads_record_side_by_side_and_no_request_is_lost(tmp_path):
     (tmp_path / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
-    job, each, interval_s = client.Job(str(tmp_path)), 20_000, sys.getswitchinterval()
+    job, num_requests, interval_s = client.Job(str(tmp_path)), 20_000, sys.getswitchinterval()
 
     def record(first: int) -> None:
-        for number in range(first, first + each):
+        for number in range(first, first + num_requests):
             job.request(number, number, number, number)
 
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor() as threads:
-            of_threads = [threads.submit(record, first) for first in (1, 1 + each)]
+            of_threads = [threads.submit(record, first) for first in (1, 1 + num_requests)]
             while not all(future.done() for future in of_threads):
                 job._write_requests()
             for future in of_threads:
@@ -143,8 +143,8 @@ def test_threads_record_side_by_side_and_no_request_is_lost(tmp_path):
     finally:
         sys.setswitchinterval(interval_s)
     job._write_requests()
-    found = requests.read(tmp_path / client.REQUESTS_FILE)
-    assert sorted(found["intended_ns"]) == list(range(1, 1 + 2 * each))
+    recorded = requests.read(tmp_path / client.REQUESTS_FILE)
+    assert sorted(recorded["intended_ns"]) == list(range(1, 1 + 2 * num_requests))
 
 
 def test_a_killed_job_loses_the_requests_that_it_still_held_and_no_other(server):
@@ -164,11 +164,11 @@ with client.attach() as job:
     assert wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
     os.killpg(server.process.pid, signal.SIGKILL)
     server.end()
-    found = requests.read(server.folder / client.REQUESTS_FILE)
-    assert found is not None
+    recorded = requests.read(server.folder / client.REQUESTS_FILE)
+    assert recorded is not None
     # The first is written because nothing was for half a second, then what a portion holds.
-    assert len(found) == 513
-    assert found.first_and_last_ns[1] - found.first_and_last_ns[0] == 512
+    assert len(recorded) == 513
+    assert recorded.first_and_last_ns[1] - recorded.first_and_last_ns[0] == 512
 
 
 def test_a_step_without_instant_and_epoch_is_stamped_now(server):

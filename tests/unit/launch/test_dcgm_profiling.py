@@ -125,9 +125,9 @@ def test_it_is_refused_where_nothing_may_be_changed(make_machine):
 
 def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):
     machine = make_machine()
-    for what, said in (
+    for what, message in (
         ("--pause", "Successfully paused profiling.\n"),
         ("--resume", "Successfully resumed profiling.\n"),
     ):
-        assert helper_program.run([machine.program, "profile", what], timeout_s=30).stdout == said
+        assert helper_program.run([machine.program, "profile", what], timeout_s=30).stdout == message
     assert helper_program.run([machine.program, "profile", "--stop"], timeout_s=30, check=False).status != 0

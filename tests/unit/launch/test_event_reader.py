@@ -58,9 +58,9 @@ def judge(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
 
 
 def figures(row: GroupResult) -> dict[str, float]:
-    every = dict(row.jobs[0].metrics)
+    values = dict(row.jobs[0].metrics)
     names = ("throughput_samples_per_s", "step_time_p50_ms", "step_time_p99_ms", "epoch_time_mean_s", "makespan_s")
-    return {name: every[name] for name in names if name in every}
+    return {name: values[name] for name in names if name in values}
 
 
 def at(lines: Lines, kind: str, number: int) -> int:
@@ -107,8 +107,8 @@ def moved(kind: str, number: int, to: int) -> Callable[[Lines], Lines]:
 
 def with_second_writer(lines: Lines) -> Lines:
     """A second process of the job does the same, 30 ms later, into the same file."""
-    others = [line | {"t_ns": line["t_ns"] + 30_000_000} for line in lines if line["event"] in ("step", "epoch")]
-    return sorted([*lines, *others], key=lambda line: line["t_ns"])
+    second_writer = [line | {"t_ns": line["t_ns"] + 30_000_000} for line in lines if line["event"] in ("step", "epoch")]
+    return sorted([*lines, *second_writer], key=lambda line: line["t_ns"])
 
 
 WRONG = {
@@ -173,10 +173,10 @@ def test_a_wrong_line_moves_no_figure_without_a_mark(tmp_path, fault, kind):
     row = judge(tmp_path / "wrong", WRONG[fault](honest()), kind)
     assert "left out impossible values" in row.tags["collocation.flag"], "every fault has a mark"
     assert len(row.tags["collocation.flag"]) < 600
-    found = figures(row)
+    read = figures(row)
     if "start" in fault and "second" not in fault and "before the start" not in fault:
-        assert not found, "without a start there is nothing to measure from"
-    for name, value in found.items():
+        assert not read, "without a start there is nothing to measure from"
+    for name, value in read.items():
         assert value == pytest.approx(truth[name], rel=0.02), name
 
 

@@ -62,19 +62,18 @@ def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
 
 def test_any_mixture_of_bytes_and_half_events_is_read(tmp_path):
     chance = random.Random(7)
-    whole = [json.dumps(event).encode() for event in steps(0, 3, 0.5, 10)]
+    good_lines = [json.dumps(event).encode() for event in steps(0, 3, 0.5, 10)]
     for number in range(300):
-        lines = [bytearray(chance.choice([*whole, *ODD[:-1]])) for _ in range(8)]
+        lines = [bytearray(chance.choice([*good_lines, *ODD[:-1]])) for _ in range(8)]
         for line in lines:
             for _ in range(chance.randrange(3)):
                 if line:
                     line[chance.randrange(len(line))] = chance.randrange(256)
         path = tmp_path / f"{number}.jsonl"
         path.write_bytes(b"\n".join(lines))
-        found = event_reader.read(path)
-        assert list(found.steps.t_ns) == sorted(found.steps.t_ns) and list(found.steps.total) == sorted(
-            found.steps.total
-        )
+        steps_read = event_reader.read(path).steps
+        assert list(steps_read.t_ns) == sorted(steps_read.t_ns)
+        assert list(steps_read.total) == sorted(steps_read.total)
         events.read_progress(path)
 
 

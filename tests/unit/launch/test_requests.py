@@ -54,19 +54,19 @@ def test_records_that_come_twice_count_once(tmp_path: Path, make, order: str) ->
         "one after another": [record for record in once for _ in range(2)],
         "much later": once * 2,
     }[order]
-    found = read(tmp_path / "requests.bin", twice)
-    assert len(found) == len(once)
-    assert sorted(found["intended_ns"]) == sorted(record[0] for record in once)
+    recorded = read(tmp_path / "requests.bin", twice)
+    assert len(recorded) == len(once)
+    assert sorted(recorded["intended_ns"]) == sorted(record[0] for record in once)
     repeated = f"{len(once)} requests: a record that came before ({len(once)})"
-    assert found.damages.describe() == ("" if order == "no" else repeated)
+    assert recorded.damages.describe() == ("" if order == "no" else repeated)
 
 
 def test_one_repeated_record_of_a_batch_is_left_out(tmp_path: Path) -> None:
     records = make_batch(0) + make_batch(1)[:2] + make_batch(0)[:1]
-    found = read(tmp_path / "requests.bin", records)
-    assert (len(found), found.damages.describe()) == (6, "1 request: a record that came before")
+    recorded = read(tmp_path / "requests.bin", records)
+    assert (len(recorded), recorded.damages.describe()) == (6, "1 request: a record that came before")
 
 
 def test_requests_without_an_answer_are_kept(tmp_path: Path) -> None:
-    found = read(tmp_path / "requests.bin", make_failures(0) + make_single(1) + make_failures(0))
-    assert (len(found), len(found.damages)) == (7, 0)
+    recorded = read(tmp_path / "requests.bin", make_failures(0) + make_single(1) + make_failures(0))
+    assert (len(recorded), len(recorded.damages)) == (7, 0)

@@ -195,8 +195,10 @@ def test_values_are_in_the_units_of_their_names(dcgmi: Dcgmi) -> None:
 
 
 def test_fields_can_be_compared_with_those_of_gpm() -> None:
-    ours, theirs = ([(field.name, field.unit) for field in listener.fields] for listener in (DcgmListener, GpmListener))
-    assert ours == theirs
+    dcgm_fields, gpm_fields = (
+        [(field.name, field.unit) for field in listener.fields] for listener in (DcgmListener, GpmListener)
+    )
+    assert dcgm_fields == gpm_fields
 
 
 def test_the_gpu_is_found_by_uuid_and_fields_are_asked_for_by_id(dcgmi: Dcgmi) -> None:
@@ -236,8 +238,8 @@ def test_a_blank_cell_shifts_nothing(dcgmi: Dcgmi, layout: str) -> None:
     dcgmi.replay = (DATA / f"dcgmi_dmon_{layout}.txt").read_text()
     samples = dcgmi.first_samples(2, 13, count=6)
     assert [sample.gi_id for sample in samples] == [None, 2, 13] * 2, "the header that is repeated is no row"
-    whole, blank, full = samples[3:]
-    assert whole.values == pytest.approx(
+    device, blank, full = samples[3:]
+    assert device.values == pytest.approx(
         READ | {"gract_ratio": 0.845, "smact_ratio": 0.84, "dram_active_ratio": 0.3}, rel=1e-9
     )
     assert blank.values == {
@@ -277,8 +279,8 @@ def test_a_column_of_another_name_is_absent_with_one_warning(
 
 def test_a_row_of_an_entity_that_was_not_asked_for_is_no_sample(dcgmi: Dcgmi) -> None:
     header, units, row = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()[:3]
-    others = [f"{label:16}{row[16:].replace('0.845', '0.111')}" for label in ("GPU 0", "GPU-I 1", "GPU-CI 1")]
-    dcgmi.replay = "\n".join([header, units, *others, row, ""])
+    foreign_rows = [f"{label:16}{row[16:].replace('0.845', '0.111')}" for label in ("GPU 0", "GPU-I 1", "GPU-CI 1")]
+    dcgmi.replay = "\n".join([header, units, *foreign_rows, row, ""])
     assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in dcgmi.first_samples()] == [(None, 0.845)]
 
 
@@ -477,7 +479,7 @@ def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(dcgmi: Dcgmi) ->
         process.kill()
     assert read is not None
     assert read.session == pid
-    wait_until(lambda: (left := read_process(pid)) is None or left.is_zombie)
+    wait_until(lambda: (process_now := read_process(pid)) is None or process_now.is_zombie)
 
 
 def test_a_device_that_is_no_gpu_is_refused() -> None:

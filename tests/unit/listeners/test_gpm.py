@@ -48,8 +48,8 @@ class GpmLibrary(NvmlLibrary):
         asked: the metric ids of each query, by GPU instance.
     """
 
-    def __init__(self, folder: Path, *others: str) -> None:
-        super().__init__(folder, *others)
+    def __init__(self, folder: Path, *missing: str) -> None:
+        super().__init__(folder, *missing)
         self.functions |= {
             "nvmlGpmQueryDeviceSupport": self.query_support,
             "nvmlGpmSampleAlloc": self.allocate,

@@ -151,8 +151,8 @@ class TestHostListenerOnJobs:
         rates |= {field.name for field in HostListener.fields if field.name.endswith("_per_s")}
         with HostListener(200).observe(group, sink):
             wait_until(lambda: len(sink) >= 4)
-        machine, own, next_machine, next_own = sink[:4]
-        assert not rates & (machine.values.keys() | own.values.keys())
+        machine, process, next_machine, next_own = sink[:4]
+        assert not rates & (machine.values.keys() | process.values.keys())
         assert {"cpu_machine_pct"} <= next_machine.values.keys()
         assert {"cpu_pct", "read_mib_per_s", "write_mib_per_s"} <= next_own.values.keys()
 
@@ -276,9 +276,9 @@ class TestHostListenerOnJobs:
         assert 50 / count < max(sink.named("cpu_machine_pct")) <= 100
 
 
-def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> ProcessReading:
+def _process(pid: int, parent: int, ticks: int, children: int = 0, start: int = 1) -> ProcessReading:
     return ProcessReading(
-        pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=own, children_ticks=children,
+        pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=ticks, children_ticks=children,
         num_threads=1, rss_pages=1, cpu=0, is_zombie=False,
     )  # fmt: skip
 

@@ -73,9 +73,9 @@ class TestNvmlListener(ListenerContract):
 
     def test_memory_is_read_of_each_instance_that_is_used(self, library: NvmlLibrary) -> None:
         profile = next(profile for profile in find("h100_80gb").profiles if profile.name == "1g.10gb")
-        whole = ComputeInstance(id=0, profile_id=profile.ci_profiles[0].id, start=0, size=1)
+        instance = ComputeInstance(id=0, profile_id=profile.ci_profiles[0].id, start=0, size=1)
         instances = tuple(
-            GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(whole,))
+            GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(instance,))
             for start, number in enumerate((7, 8, 9))
         )
         processes = (_on(7, 500), _on(7, 20), _on(8, 300), _on(9, 1))

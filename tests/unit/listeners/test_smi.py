@@ -38,9 +38,9 @@ def _recorded() -> tuple[dict[str, str], dict[str, str]]:
     row = (DATA / "h100" / "query_nounits.txt").read_text().splitlines()[1].split(", ")
     match = re.search(r"--query-gpu=(\S+)", command)
     assert match is not None
-    asked, printed = match[1].split(","), header.split(", ")
+    columns, printed = match[1].split(","), header.split(", ")
     # nvidia-smi takes the name that it prints as well as the short one.
-    names = [*asked, *(cell.split(" [")[0] for cell in printed)]
+    names = [*columns, *(cell.split(" [")[0] for cell in printed)]
     return dict(zip(names, printed * 2, strict=True)), dict(zip(names, row * 2, strict=True))
 
 
@@ -255,7 +255,7 @@ class TestSmiListener(ProgramListenerContract):
             process.kill()
         assert read is not None
         assert read.session == pid
-        wait_until(lambda: (left := read_process(pid)) is None or left.is_zombie)
+        wait_until(lambda: (process_now := read_process(pid)) is None or process_now.is_zombie)
 
     def test_a_device_that_is_no_gpu_is_refused(self, program: Program) -> None:
         with pytest.raises(ListenerError, match="not a GPU"), SmiListener(1000).observe(OneDevice(CPU), Collected()):

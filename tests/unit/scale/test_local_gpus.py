@@ -72,25 +72,25 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     near = {"GPU-0": "0-3,8-11", "GPU-1": "0-3,8-11", "GPU-2": "4-7,12-15", "GPU-3": ""}
     monkeypatch.setattr(cpus, "_read_near_cpus", lambda device: cpus.parse_list(near[device.uuid]))
-    found = cpus.divide(devices[:3])
-    assert {uuid: sorted(each) for uuid, each in found.items()} == {
+    shares = cpus.divide(devices[:3])
+    assert {uuid: sorted(share) for uuid, share in shares.items()} == {
         "GPU-0": [0, 1, 8, 9],
         "GPU-1": [2, 3, 10, 11],
         "GPU-2": [4, 5, 6, 7, 12, 13, 14, 15],
     }
-    cores = [{cpu % 8 for cpu in each} for each in cpus.divide(devices).values()]
-    assert [len(each) for each in cores] == [2] * 4 and len(set.union(*cores)) == 8
+    cores = [{cpu % 8 for cpu in share} for share in cpus.divide(devices).values()]
+    assert [len(share) for share in cores] == [2] * 4 and len(set.union(*cores)) == 8
 
 
 def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = devices_of("A", "A", "A")
-    monkeypatch.setattr(local_gpus.nvml, "list_devices", lambda: there)
+    machine_devices = devices_of("A", "A", "A")
+    monkeypatch.setattr(local_gpus.nvml, "list_devices", lambda: machine_devices)
     request: Any = SimpleNamespace(simulated=None)
     for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(variable, raising=False)
-    assert local_gpus._list_present(request) == there
+    assert local_gpus._list_present(request) == machine_devices
     monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
-    assert local_gpus._list_present(request) == there[1:]
+    assert local_gpus._list_present(request) == machine_devices[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
     assert local_gpus._list_present(request) == []
 
@@ -182,8 +182,8 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
         if near is not None:
             (tmp_path / bus_id[4:]).mkdir()
             (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)
-    found = cpus.divide(devices[:3])
-    assert found == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
+    shares = cpus.divide(devices[:3])
+    assert shares == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
     assert cpus.divide([devices[3]]) == {"GPU-3": set(range(9))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert cpus.divide(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
@@ -358,9 +358,9 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     assert (
         local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
     )
-    for wanted in (None, [], {"a": 1}, [[0]], [None]):
+    for value in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="set it to a list of indices or UUIDs, or to all"):
-            local_gpus.select_free(request, wanted, "gpus")
+            local_gpus.select_free(request, value, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="never waits for a GPU; remove wait=true"):
         local_gpus.select_free(request, "all", "gpus")

@@ -106,12 +106,12 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
     # Nor does it happen if the plan were let through.
     group = machine.group(scenario, "[]", exclusive=exclusive)
     group = dataclasses.replace(group, gpu=dataclasses.replace(group.gpu, admin=None))
-    there = sorted(machine.folder.iterdir())
+    files = sorted(machine.folder.iterdir())
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
         pytest.fail("was not refused")
     assert machine.changes() == []
     assert machine.settings == before
-    assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
+    assert sorted(machine.folder.iterdir()) == files  # no journal, no pipe folder
 
 
 @pytest.mark.sampled(2)

@@ -138,8 +138,8 @@ def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
         assert words in text
 
 
-def nvml_device(kept: Kept) -> Any:
-    with install_driver(kept.file.path):
+def nvml_device(machine: Kept) -> Any:
+    with install_driver(machine.file.path):
         return nvml.list_devices()[0]
 
 
@@ -229,17 +229,17 @@ def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
     part = leave_on_a_part(a100, scratch)
     Clients(a100.file).hold(part.uuid, os.getppid(), "train", 400)
     a100.journal.add("mig_mode", **a100.control().to_record())
-    asked = ask if is_real else a100.ask
+    run_command = ask if is_real else a100.ask
     with install_driver(a100.file.path) if is_real else contextlib.nullcontext():
-        code, answer = asked("status", "--gpu", "0")
+        code, answer = run_command("status", "--gpu", "0")
         assert (code, [gpu["uuid"] for gpu in answer["gpus"]]) == (1, [a100.gpu.uuid, part.uuid])
-        assert len(asked("status")[1]["gpus"]) == 3
-        _, text = asked("status", "--gpu", part.uuid, as_json=False)
+        assert len(run_command("status")[1]["gpus"]) == 3
+        _, text = run_command("status", "--gpu", part.uuid, as_json=False)
         assert "memory:    400 MiB used of 9856 MiB" in text
         assert f"MIG:       a MIG device of {a100.gpu.uuid}" in text
         assert "instance:" not in text
-        assert asked("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
-        code, answer = asked("clean", "--gpu", "0")
+        assert run_command("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
+        code, answer = run_command("clean", "--gpu", "0")
     undone = [(gpu["uuid"], gpu["undone"]) for gpu in answer["gpus"]]
     # What is on a MIG device first: it keeps the instances.
     assert undone == [(part.uuid, [f"end the MPS daemon in {scratch / 'pipe'}"]), (a100.gpu.uuid, [])]

@@ -31,8 +31,8 @@ class Machine(simulated.Machine):
     def smi(self) -> Smi:
         return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
 
-    def sliced(self, wanted: str) -> AbstractContextManager[None]:
-        return time_slice.hold(wanted, self.smi, self.journal)
+    def sliced(self, length: str) -> AbstractContextManager[None]:
+        return time_slice.hold(length, self.smi, self.journal)
 
     def group(self, *jobs: str, **changes) -> Group:
         return make_group(*jobs, device=self.rehearsed, gpu=gpu_settings(lock_dir=self.locks), **changes)
@@ -157,12 +157,12 @@ def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words
 
 
 def test_what_cannot_be_is_refused_beforehand(machine):
-    whole = machine.rehearsed
+    device = machine.rehearsed
     refused = {
         "needs an NVIDIA GPU": machine.group("a", "b") and dataclasses.replace(machine.group("a"), device=cpu_device()),
-        "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(whole, mig_enabled=True)),
+        "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(device, mig_enabled=True)),
         "is a MIG device": dataclasses.replace(
-            machine.group("a"), device=dataclasses.replace(whole, parent=whole.uuid)
+            machine.group("a"), device=dataclasses.replace(device, parent=device.uuid)
         ),
         "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
         "exclusive_process does not work": dataclasses.replace(

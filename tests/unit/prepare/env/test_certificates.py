@@ -74,8 +74,8 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    first, _, *others = map(str, certificates._list_config_files())
-    assert [first, *others] == [
+    first, _, *later_files = map(str, certificates._list_config_files())
+    assert [first, *later_files] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]

@@ -218,12 +218,12 @@ def test_without_a_file_the_environment_is_the_one_that_the_networks_need(tmp_pa
     (committed,) = [conda_file.read(PROJECT_DIR / "workloads/environment.yml")]
     assert committed.channels == ("conda-forge",) and committed.pip == ()
     lines = (PROJECT_DIR / "workloads/requirements.txt").read_text().splitlines()
-    wanted = {line for line in lines if not line.startswith("#")}
+    requirements = {line for line in lines if not line.startswith("#")}
     python, *packages = committed.specs
     assert python.startswith("python=")
-    assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == wanted
+    assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == requirements
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
-    assert wanted <= set(project["dependencies"]), "what runs in the orchestrator's environment runs there"
+    assert requirements <= set(project["dependencies"]), "what runs in the orchestrator's environment runs there"
 
 
 def test_no_such_file_is_refused(tmp_path):

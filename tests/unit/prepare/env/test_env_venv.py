@@ -123,11 +123,11 @@ def test_the_same_text_beside_other_archives_is_another_environment(tmp_path, li
     def key(folder: str) -> str:
         return VenvEnv(str(write(tmp_path / folder / "requirements.txt", line)), cache_root=str(tmp_path)).key
 
-    mine, theirs = key("mine"), key("theirs")
-    assert mine != theirs
+    first_key, second_key = key("mine"), key("theirs")
+    assert first_key != second_key
     wheel(tmp_path / "mine", "tiny", "1.0")
-    assert line.startswith("--") == (key("mine") != mine)  # one that is named is looked at once it is installed
-    assert key("theirs") == theirs
+    assert line.startswith("--") == (key("mine") != first_key)  # one that is named is looked at once it is installed
+    assert key("theirs") == second_key
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "pylock.toml"])

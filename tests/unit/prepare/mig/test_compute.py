@@ -81,17 +81,17 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
         "1g,1g,3c.7g,3c.7g,1c.7g",
         "1c.2g,1c.2g,1c.2g,1c.2g,4g",
     )
-    for asked in lists:
-        requests = asked.split(",")
+    for names_text in lists:
+        requests = names_text.split(",")
         with pytest.raises(ConfigError, match="do not fit on") as caught:
             created_names(H100, *requests)
-        said = str(caught.value)
-        near = [part.strip(" []").split(",") for part in said.partition("; use ")[2].split(" or ")]
+        message = str(caught.value)
+        near = [part.strip(" []").split(",") for part in message.partition("; use ")[2].split(" or ")]
         assert len(near) == 3
         for names in near:
             assert len(names) <= len(requests)
             created_names(H100, *names)
-    assert "needs the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, which do not" in said
+    assert "needs the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, which do not" in message
 
 
 def test_every_model_divides_gpu_instances_in_the_same_way() -> None:
@@ -107,10 +107,10 @@ def test_every_model_divides_gpu_instances_in_the_same_way() -> None:
 def lists_of(profile: Profile) -> set[tuple[int, ...]]:
     """Every list of parts that fits by its sum."""
     possible = compute.list_widths(profile)
-    every = (
+    lists = (
         parts for count in range(1, profile.compute_slices + 1) for parts in itertools.product(possible, repeat=count)
     )
-    return {parts for parts in every if sum(parts) <= profile.compute_slices}
+    return {parts for parts in lists if sum(parts) <= profile.compute_slices}
 
 
 @pytest.mark.parametrize("name", ["2g", "3g", "4g", "7g"])
@@ -125,10 +125,10 @@ def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str)
         order = compute.order_for_creation(parts)
         assert sorted(order) == list(range(len(parts)))
         for choose in (lambda free: free[0], min):
-            there: tuple[ComputeInstance, ...] = ()
+            existing: tuple[ComputeInstance, ...] = ()
             for position in order:
                 width = parts[position]
-                free = placement.free_ci_starts(model, there, by_width[width])
+                free = placement.free_ci_starts(model, existing, by_width[width])
                 assert free, parts
                 new = ComputeInstance(id=position, profile_id=by_width[width].id, start=choose(free), size=width)
-                there = (*there, new)
+                existing = (*existing, new)

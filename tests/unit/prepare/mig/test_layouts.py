@@ -122,16 +122,16 @@ def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_th
     pool = (*layouts.list_plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix.startswith("+me")))
     shuffle = random.Random(0).shuffle
     for names in layouts.list_maximal_combinations(gpu, pool):
-        wanted = named(gpu, *names)
-        shuffle(wanted)
-        layout = layouts.plan_layout(gpu, wanted)
-        assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(wanted))
+        requested = named(gpu, *names)
+        shuffle(requested)
+        layout = layouts.plan_layout(gpu, requested)
+        assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(requested))
         check(gpu, layout)
         created = layout.creation_order
-        assert sorted(i.job for i in created) == list(range(len(wanted)))
+        assert sorted(i.job for i in created) == list(range(len(requested)))
         sizes = [i.profile.memory_slices for i in created]
         assert sizes == sorted(sizes, reverse=True)
-        assert layouts.explain_illegal(gpu, wanted) is None
+        assert layouts.explain_illegal(gpu, requested) is None
 
 
 def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None:
@@ -170,16 +170,16 @@ def test_twelve_slices_of_memory_for_four_of_compute() -> None:
 def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
     gpu: MigGpu, requests: list[str], reason: str
 ) -> None:
-    wanted = named(gpu, *requests)
-    assert layouts.place(gpu, wanted) is None
-    assert reason in str(layouts.explain_illegal(gpu, wanted))
-    near = layouts.find_nearest(gpu, wanted)
+    requested = named(gpu, *requests)
+    assert layouts.place(gpu, requested) is None
+    assert reason in str(layouts.explain_illegal(gpu, requested))
+    near = layouts.find_nearest(gpu, requested)
     assert len(near) >= 2
     for names in near:
-        assert len(names) == len(wanted)
+        assert len(names) == len(requested)
         check(gpu, layouts.plan_layout(gpu, named(gpu, *names)))
     with pytest.raises(ConfigError) as refused:
-        layouts.plan_layout(gpu, wanted)
+        layouts.plan_layout(gpu, requested)
     assert reason in str(refused.value)
     assert f"; use [{','.join(near[0])}] or" in str(refused.value)
 
@@ -235,8 +235,8 @@ def test_a_request_names_slices_or_a_profile() -> None:
 
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
-    def chosen(*sizes: str | None, **asked: Any) -> list[str]:
-        return [profile.name for profile in compute.choose(A100, layouts.list_requests(sizes, **asked))]
+    def chosen(*sizes: str | None, **options: Any) -> list[str]:
+        return [profile.name for profile in compute.choose(A100, layouts.list_requests(sizes, **options))]
 
     assert chosen(None, None, None) == ["2g.10gb"] * 3
     assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
@@ -278,17 +278,19 @@ def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name
     """Every choice of what stays of an arrangement, against all arrangements of one profile more."""
     gpu = profiles.load_model(name)
     pool = layouts.list_slice_profiles(gpu)
-    every = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
-    asked = 0
-    for placed in every:
+    arrangements = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
+    num_refused = 0
+    for placed in arrangements:
         for new in pool:
-            fits = {start for start in new.starts if (new, start) not in placed and placed | {(new, start)} in every}
+            fits = {
+                start for start in new.starts if (new, start) not in placed and placed | {(new, start)} in arrangements
+            }
             layout = layouts.place(gpu, [new], tuple(placed))
             assert (layout is not None) == bool(fits), (placed, new)
             assert layout is None or layout.instances[0].start in fits
-            asked += layout is None
-    assert asked > 10
-    for placed in every:
+            num_refused += layout is None
+    assert num_refused > 10
+    for placed in arrangements:
         for stays in itertools.chain.from_iterable(itertools.combinations(placed, n) for n in range(1, len(placed))):
             rest = placed - set(stays)
             layout = layouts.place(gpu, [profile for profile, _ in rest], tuple(stays))
@@ -300,8 +302,8 @@ def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name
 def test_instances_at_starts_are_legal_exactly_where_an_arrangement_has_them(name: str) -> None:
     gpu = profiles.load_model(name)
     pool = layouts.list_slice_profiles(gpu)
-    every = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
+    arrangements = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
     options = [(profile, start) for profile in pool for start in range(gpu.memory_slices)]
     for count in (1, 2, 3):
         for chosen in itertools.combinations(options, count):
-            assert (layouts.explain_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen
+            assert (layouts.explain_misplaced(gpu, chosen) is None) == (frozenset(chosen) in arrangements), chosen

@@ -58,15 +58,15 @@ def layouts(model: mig_table.Model) -> list[Places]:
     options = sorted((start, profile.id) for profile in model.profiles for start in profile.starts)
     legal: list[Places] = []
 
-    def extend(there: tuple[GpuInstance, ...], first: int) -> None:
-        if there:
-            legal.append(tuple((instance.profile_id, instance.start) for instance in there))
+    def extend(existing: tuple[GpuInstance, ...], first: int) -> None:
+        if existing:
+            legal.append(tuple((instance.profile_id, instance.start) for instance in existing))
         for position in range(first, len(options)):
             start, profile_id = options[position]
             profile = model.profile(profile_id)
-            if start in placement.free_starts(model, there, profile):
+            if start in placement.free_starts(model, existing, profile):
                 new = GpuInstance(id=position, profile_id=profile_id, start=start, size=profile.memory_slices)
-                extend((*there, new), position + 1)
+                extend((*existing, new), position + 1)
 
     extend((), 0)
     return legal
@@ -107,9 +107,9 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
     """Make and restore the layouts of a model, from MIG off and from MIG on; returns how many times."""
     model, gpu = mig_table.find(name), profiles.load_model(name)
     by_id = {profile.profile_id: profile for profile in gpu.profiles}
-    every = layouts(model)
-    assert len(every) == NUM_LAYOUTS.get(name, NUM_LAYOUTS_OF_SEVEN_SLICES)
-    stride = len(every) // NUM_TRIED if is_sample else 1
+    all_places = layouts(model)
+    assert len(all_places) == NUM_LAYOUTS.get(name, NUM_LAYOUTS_OF_SEVEN_SLICES)
+    stride = len(all_places) // NUM_TRIED if is_sample else 1
     num_tried = 0
     for is_on in (False, True):
         machine.file.create([name])
@@ -118,7 +118,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
         with install_driver(machine.file.path):
             (device,) = nvml.list_devices()
             before, raw = read_state(device.uuid), machine.file.read()
-            for number, places in enumerate(every[::stride]):
+            for number, places in enumerate(all_places[::stride]):
                 instances = [
                     Instance(job=job, profile=by_id[i], start=at, parts=some_parts(by_id[i], number))
                     for job, (i, at) in enumerate(places)
@@ -142,7 +142,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
                 scratch.rmdir()
                 num_tried += 1
             assert not list(machine.folder.glob("*/*.journal"))
-    print(f"{name}: {num_tried} of {2 * len(every)} (layouts times starting modes) made and restored")
+    print(f"{name}: {num_tried} of {2 * len(all_places)} (layouts times starting modes) made and restored")
     return num_tried
 
 

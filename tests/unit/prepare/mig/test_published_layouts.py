@@ -67,7 +67,7 @@ def find_row(name: str) -> dict[str, Any]:
 def iterate_layouts(model: dict[str, Any]) -> Iterator[Places]:
     """Yield each set of places that the published limits allow, with the whole GPU's engines as what there is."""
     rows = model["gi_profiles"]
-    whole = max(rows, key=lambda row: row["memory_slices"])["engines"]
+    num_engines = max(rows, key=lambda row: row["memory_slices"])["engines"]
     places = sorted(
         (place["start"], place["size"], number) for number, row in enumerate(rows) for place in row["placements"]
     )
@@ -81,7 +81,7 @@ def iterate_layouts(model: dict[str, Any]) -> Iterator[Places]:
         return all(
             most is None
             or sum((rows[number]["engines"][kind] or 0) * count for number, count in counts.items()) <= most
-            for kind, most in whole.items()
+            for kind, most in num_engines.items()
         )
 
     def extend(chosen: tuple[tuple[int, int, int], ...], first: int) -> Iterator[Places]:
@@ -162,9 +162,9 @@ def test_mixed_requests_are_placed_exactly_if_a_layout_has_them(name: str) -> No
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_layout_grows_around_what_stays_wherever_there_is_room(name: str) -> None:
     gpu, choose = profiles.load_model(name), random.Random(2)
-    every = sorted(map(sorted, list_legal(name)))
+    legal = sorted(map(sorted, list_legal(name)))
     for _ in range(60):
-        stays = frozenset(choose.choice(every))
+        stays = frozenset(choose.choice(legal))
         for profile in gpu.profiles:
             possible = {start for start in profile.starts if stays | {(profile.name, start)} in list_legal(name)}
             possible -= {start for other, start in stays if other == profile.name}
@@ -177,9 +177,9 @@ def test_a_layout_grows_around_what_stays_wherever_there_is_room(name: str) -> N
 def test_the_simulated_driver_creates_every_layout_and_refuses_every_other(name: str) -> None:
     model, choose = mig_table.find(name), random.Random(3)
     by_name = {profile.name: profile for profile in model.profiles}
-    every = sorted(map(sorted, list_legal(name)))
+    legal = sorted(map(sorted, list_legal(name)))
     for _ in range(60):
-        places = frozenset(choose.choice(every))
+        places = frozenset(choose.choice(legal))
         starts = tuple(
             GpuInstance(id=number, profile_id=by_name[kind].id, start=start, size=by_name[kind].memory_slices)
             for number, (kind, start) in enumerate(places)

@@ -86,8 +86,8 @@ class Session:
             assert self.run(*command.split()[2:]) == answer, name
             return
         recorded = {"577": "<server>", "539": "<first>", "538": "<second>"}
-        mine = {who: pid for pid, who in self.names.items()}
-        question = _plain(command.split("'")[1], {pid: mine.get(who, pid) for pid, who in recorded.items()})
+        pids = {who: pid for pid, who in self.names.items()}
+        question = _plain(command.split("'")[1], {pid: pids.get(who, pid) for pid, who in recorded.items()})
         expected = _plain(answer, recorded)
         assert _plain(self.run(stdin=question), self.names) == expected, name
 

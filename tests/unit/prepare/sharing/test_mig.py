@@ -150,11 +150,11 @@ def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> No
 
 def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None:
     before = a100.gpu
-    asked = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
-    with a100.shared(None, None, **asked) as slots:
-        every = [uuid for slot in slots.slots for uuid in slot.device_uuids]
+    options = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
+    with a100.shared(None, None, **options) as slots:
+        uuids = [uuid for slot in slots.slots for uuid in slot.device_uuids]
         assert [len(slot.device_uuids) for slot in slots.slots] == [2, 2]
-        assert len(set(every)) == len(a100.gpu.instances) == 4
+        assert len(set(uuids)) == len(a100.gpu.instances) == 4
         assert [slot.placement["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
         assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
     assert a100.gpu == before
@@ -180,12 +180,12 @@ def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleepe
 def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: Machine) -> None:
     before = a100.gpu
     log = recording(a100)
-    asked = ("1c.3g.20gb", "2c.3g", "1g")
-    with a100.shared(None, None, None, profiles=asked, admin=(str(a100.folder / "admin"),)) as slots:
+    requests = ("1c.3g.20gb", "2c.3g", "1g")
+    with a100.shared(None, None, None, profiles=requests, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
         divided = next(instance for instance in a100.gpu.instances if instance.profile_id == 9)
-        one, two, whole = slots.slots
-        assert one.gi_id == two.gi_id == divided.id != whole.gi_id
+        one, two, undivided = slots.slots
+        assert one.gi_id == two.gi_id == divided.id != undivided.gi_id
         assert [dict(slot.facts)["mig_profile"] for slot in slots.slots] == ["1c.3g.20gb", "2c.3g.20gb", "1g.5gb"]
         assert [dict(slot.facts)["mig_multiprocessors"] for slot in slots.slots] == ["14", "28", "14"]
         sizes = {ci.id: ci.size for ci in divided.compute_instances}
@@ -209,12 +209,12 @@ def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) ->
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
-    asked = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
-    with asked, h100.shared(None, profiles=("2c.3g",)) as slots:
+    refused = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
+    with refused, h100.shared(None, profiles=("2c.3g",)) as slots:
         gi_id = slots.slots[0].gi_id
         foreign = h100.driver.create_compute_instance(0, gi_id, 0)
-    (left,) = h100.gpu.instances
-    assert left.compute_instances == (foreign,)
+    (instance,) = h100.gpu.instances
+    assert instance.compute_instances == (foreign,)
     assert [step.kind for step in h100.journal.read_steps()] == ["mig_instance"]
     h100.driver.destroy_compute_instance(0, gi_id, foreign.id)
     replay(h100.journal)

@@ -93,10 +93,8 @@ def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine, monke
 
 
 def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine, monkeypatch):
-    asked = ControlProgram.ask
-    monkeypatch.setattr(
-        ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
-    )
+    ask = ControlProgram.ask
+    monkeypatch.setattr(ControlProgram, "ask", lambda self, text, *limit: ask(self, text.replace(" 4", " 40"), *limit))
     group = machine.group("a")
     says = "did not create a partition of 4 chunks .*: Failed to create partition"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group, machine.folder):

@@ -41,9 +41,9 @@ def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
 
 def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_asked_for(tmp_path: Path) -> None:
     jobs = tenants({}, {})
-    for mode, asked in ((Green(40), 40), (Green(), None)):
+    for mode, multiprocessors in ((Green(40), 40), (Green(), None)):
         with mode.prepare(jobs, tmp_path) as slots:
-            assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {asked}
+            assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {multiprocessors}
             assert Path(slots.slots[0].host.script).is_file()
 
 
