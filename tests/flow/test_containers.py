@@ -56,12 +56,14 @@ def test_an_unmodified_script_runs_in_an_image(begin, tmp_path):
     assert done.jobs[0].data.params["env"] == "container"
 
 
+@pytest.mark.slow
 def test_a_script_in_its_own_folder_runs_there_in_an_image(begin):
     done = begin("workload=script", "workload.script=train.py", "workload.run_in=job_folder", "degree=1")
     (job,) = done.jobs
     assert json.loads((job.folder / "stdout.log").read_text())["cwd"].endswith("-naive-1x-train/jobs/0/output")
 
 
+@pytest.mark.slow
 def test_jobs_of_the_protocol_are_released_at_one_instant_in_their_images(begin):
     done = begin(*TOY, *SHORT, "degree=2")
     assert done.status == 0 and "; 1 ok)" in done.err, done.err
@@ -70,6 +72,7 @@ def test_jobs_of_the_protocol_are_released_at_one_instant_in_their_images(begin)
     assert group.data.metrics["overlap_ratio"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_container_that_clears_the_jobs_variables_is_named(begin):
     command = "env.command=[env,-u,COLLOCATION_JOB,apptainer,exec,--nv,'{binds}',--pwd,'{cwd}','{image}']"
     done = begin("workload=script", "workload.script=train.py", "degree=1", command)
@@ -78,11 +81,13 @@ def test_a_container_that_clears_the_jobs_variables_is_named(begin):
     )
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_in_an_image_has_its_own_error(begin):
     done = begin("workload=script", "workload.script=train.py", "workload.args=[--fail]", "degree=1")
     assert done.status == 1 and "RuntimeError: no such layer" in done.err
 
 
+@pytest.mark.slow
 def test_another_image_is_another_environment(begin, tmp_path):
     digests = []
     for comment in ("", "another layer\n"):
@@ -118,6 +123,7 @@ def test_an_image_that_cannot_run_jobs_is_refused(begin, arguments, words):
     assert done.status == 2 and words in done.err
 
 
+@pytest.mark.slow
 def test_jobs_in_images_do_not_share_a_process(begin):
     done = begin("workload=tiny", "scenario=streams", "degree=2", "dry_run=true")
     assert (

@@ -161,7 +161,7 @@ def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(ru
     assert [params["environment_digest"] for params, _ in after] == [p["environment_digest"] for p, _ in before]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["conda", "venv"])
 def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(begin, channel, tmp_path, kind):
     channel.environment_yml(tmp_path / "conda.yml")

@@ -35,6 +35,7 @@ def prometheus(tmp_path_factory):
         yield server
 
 
+@pytest.mark.slow
 @needs_client
 def test_a_port_that_is_taken_is_refused_before_anything_is_touched(start, run, tmp_path):
     before = sorted(tmp_path.rglob("*"))

@@ -75,6 +75,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="outside", node=Outsid
 """
 
 
+@pytest.mark.slow
 def test_the_composed_configuration_is_printed(tmp_path):
     done = forks.run(RUN, "degree=3", "--cfg", "job", "window.seconds=7", cwd=tmp_path)
     config = yaml.safe_load(done.stdout)
@@ -87,6 +88,7 @@ def test_the_composed_configuration_is_printed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_hydra_informs_about_itself(tmp_path):
     done = forks.run(RUN, "degree=3", "--info", "gpu=cpu", cwd=tmp_path)
     assert done.returncode == 0 and "StudySweeper" in done.stdout and "degree: 3" in done.stdout
@@ -94,7 +96,7 @@ def test_hydra_informs_about_itself(tmp_path):
     assert done.returncode == 0 and "experiment/robroek_quick" in done.stdout
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

@@ -187,6 +187,7 @@ def test_one_job_that_goes_wrong_makes_the_row_and_ends_the_others(run, manner, 
     assert words in row.reason
 
 
+@pytest.mark.sampled(1)
 def test_limits_may_be_longer_than_the_kernel_waits_at_once(run):
     assert run("well", limits=Limits(ready_s=3e6, group_s=3e6, stop_s=3e6)).result is Result.OK
 

@@ -16,7 +16,7 @@ HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this windo
 PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begin_s", "length_s", "is_flagged"),
     [
@@ -49,6 +49,7 @@ def test_a_stall_is_slow_or_flagged_and_never_fast(study_of, begin_s, length_s, 
             assert job.data.metrics["throughput_samples_per_s"] == pytest.approx(truth, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_early_has_failed_and_the_group_has_no_total(study_of):
     leave = "workload.args=['--leave=0.9','--only=0']"
     done = study_of(*TOY, "-m", PROGRAM, leave, *WINDOW, "degree=1,2", "baseline=never")

@@ -168,6 +168,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
     assert foreign_daemon.list_pids(f"get_client_list {servers[0]}") == []
 
 
+@pytest.mark.slow
 def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: subprocess.Popen[bytes]) -> None:
     Clients(a100.file).hold(a100.gpu.uuid, sleeper.pid, "train", 100)
     before = a100.file.read()
@@ -192,6 +193,7 @@ def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
     assert a100.file.read() == before
 
 
+@pytest.mark.slow
 def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
     with install_driver(a100.file.path):
         (device,) = nvml.list_devices()

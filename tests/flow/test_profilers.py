@@ -94,6 +94,7 @@ def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
     assert problems(json.loads((group.folder / "artifacts/timeline.json").read_text())) == []
 
 
+@pytest.mark.slow
 def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
@@ -134,7 +135,7 @@ def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     assert group.data.tags["collocation.result"] == "ok"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
 def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(profiled, manner):
     done = profiled(*TOY, "baseline=never", *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
@@ -170,7 +171,7 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
     assert all("speedup_vs_serial_ratio" in group.data.metrics for group in both)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
     study = [*TOY, "baseline=never", "window.seconds=60", "profiler=nsys", "listeners=[host]"]

@@ -72,6 +72,7 @@ def machine(tmp_path: Path, template_store: Path) -> Machine:
     return machine
 
 
+@pytest.mark.slow
 def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     # A dry run, so that a GPU which is there after all stays as it is.
     status, out, err = run(tmp_path, "-c", WITHOUT_DRIVER, "gpu=auto", "scenario=mig", "dry_run=true")
@@ -82,6 +83,7 @@ def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machine) -> None:
     machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
     before = machine.file.read().gpus
@@ -93,6 +95,7 @@ def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machi
     assert machine.file.read().gpus == before
 
 
+@pytest.mark.slow
 def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(machine: Machine) -> None:
     machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
     before = machine.file.read().gpus
@@ -108,7 +111,7 @@ def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(mach
     assert list(machine.folder.glob("*.journal")) == []
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["scenario=mig"], ["scenario=mps", "gpu.exclusive_process=true"]], ids=" ".join)
 def test_what_would_change_settings_is_refused_where_that_is_forbidden(machine: Machine, overrides: list[str]) -> None:
     before = machine.file.read().gpus

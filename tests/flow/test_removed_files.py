@@ -45,6 +45,7 @@ def test_a_group_fails_whose_script_was_removed_and_the_study_goes_on(tmp_path, 
     assert len(find_lines(study.err.splitlines(), "2 groups: 2 failed; to run them: ")) == 1
 
 
+@pytest.mark.slow
 def test_a_study_whose_working_folder_was_removed_says_how_to_resume(tmp_path, template_store):
     lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="../mlruns", when="2")
     assert find_lines(lines, f"naive-1x-train: job 0-train cannot start in {tmp_path}/work: No such file or directory")
@@ -53,6 +54,7 @@ def test_a_study_whose_working_folder_was_removed_says_how_to_resume(tmp_path, t
     assert find_lines(lines, "report: ")
 
 
+@pytest.mark.slow
 def test_a_store_that_was_removed_is_said_in_one_line(tmp_path, template_store):
     lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="mlruns")
     removed = (

@@ -64,6 +64,7 @@ OmegaConf.load = load
 """
 
 
+@pytest.mark.slow
 def test_what_is_replaced_is_seen(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     run(tmp_path, "program.py")

@@ -163,7 +163,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     assert digest_of(second) == digest_of(original)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -136,6 +136,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert len(groups(client)) == 4
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process = start(*STUDY)
     before = ""

@@ -227,6 +227,7 @@ def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(stu
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     status, _, err = run("tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9")
@@ -238,6 +239,7 @@ def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_second_orchestrator_is_refused(start, tmp_path):
     first = start(*TOY, "baseline=never", "window.seconds=60")
     with when_training(tmp_path, first):
@@ -250,7 +252,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
     assert first.returncode == 130
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
@@ -302,7 +304,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         assert {run.data.tags["collocation.result"] for run, _ in groups(client)} == {"ok"}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "before"),
     [
@@ -397,6 +399,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('a bug')")
     options = ["baseline=never", "degree=1,2,3", "listeners=[]"]
@@ -408,6 +411,7 @@ def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
     assert len(study_of("-m", *options, "--", "train.py").groups) == 3
 
 
+@pytest.mark.slow
 def test_on_failure_stop_goes_on_after_a_finding(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('too large')")
     study = study_of("-m", "baseline=never", "degree=1,2", "listeners=[]", "on_failure=stop", "--", "train.py")

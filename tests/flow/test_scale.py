@@ -221,7 +221,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     assert "2 groups: 2 not finished\n" in err
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -251,6 +251,7 @@ def test_devices_without_brackets_are_refused(start):
     assert "write a list as 'hydra.launcher.devices=[0,1]'" in err
 
 
+@pytest.mark.slow
 def test_a_single_configuration_has_nothing_to_hand_out(run_one):
     assert run_one("hydra/launcher=gpus") == (
         2,

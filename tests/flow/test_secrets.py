@@ -31,6 +31,7 @@ def git(folder: Path, *command: str) -> None:
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -182,7 +182,7 @@ def test_mps_runs_a_study_with_a_driver_that_reports_no_status_of_servers(rehear
     assert "mps_static needs a driver with CUDA 13.1 or newer (R590), not 535.309.01 with CUDA 12.2" in done.out
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -269,6 +269,7 @@ def test_a_listener_that_is_not_required_may_end_during_a_group(rehearse, tmp_pa
     assert group.data.metrics["orchestrator_cpu_pct"] >= 0
 
 
+@pytest.mark.slow
 def test_jobs_see_no_gpu(rehearse, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
@@ -277,6 +278,7 @@ def test_jobs_see_no_gpu(rehearse, tmp_path):
     assert (tmp_path / "seen").read_text() == "''"
 
 
+@pytest.mark.slow
 def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(rehearse):
     memory = "gpu.job_memory_mib=20000,300"
     done = rehearse("-m", *TOY, *SHORT, "degree=3", memory, "order=listed", "baseline=never")
@@ -329,6 +331,7 @@ def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_go
     assert waiting.returncode == 0 and "; 1 ok)" in err and "waiting for" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_waiting(start, tmp_path):
     machine = StateFile(tmp_path / "kept.json")
     (gpu,) = machine.keep(["a100_40gb"]).gpus

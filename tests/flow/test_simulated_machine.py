@@ -76,6 +76,7 @@ def test_the_machine_goes_with_its_study(temporary):
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
         "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.config_schema import *\n"

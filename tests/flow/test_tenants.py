@@ -146,6 +146,7 @@ def test_a_way_of_sharing_that_does_not_work_is_a_skipped_group(run: Run) -> Non
     assert "cuDNN 9.9 fails in green contexts" in row.reason
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("manner", "reason"),
     [

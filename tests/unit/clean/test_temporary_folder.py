@@ -97,6 +97,7 @@ def test_scratch_of_dead_makers_is_removed_at_the_next_start(tmp_path, monkeypat
         pass
 
 
+@pytest.mark.slow
 def test_a_pipe_that_anybody_made_does_not_hang_simulated_studies(tmp_path):
     os.mkfifo(tmp_path / "colloc-simulated-x")
     code = "from pipeline import rehearsal; rehearsal.remove_abandoned()"

@@ -52,7 +52,7 @@ def blocks_of(folder: Path) -> list[dict[str, object]]:
     return yaml.safe_load(read(folder))["blocks"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lines", [LINES, LINES[1:], LINES[2:], LINES[:8], (*LINES, "", ""), ("", *LINES)])
 def test_a_job_file_is_an_experiment_that_plans(tmp_path, monkeypatch, capsys, lines):
     monkeypatch.chdir(tmp_path)

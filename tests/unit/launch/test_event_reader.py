@@ -262,7 +262,7 @@ def write_steps(path, num: int, *, line=lambda number, text: text) -> None:
             file.write(line(number, f'{{"event":"step",{text}}}\n'))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["none", "garbled", "twice", "reordered", "total", "float", "spaces", "other"])
 def test_many_lines_are_read_as_one_by_one(tmp_path, fault, monkeypatch):
     chance = random.Random(fault)

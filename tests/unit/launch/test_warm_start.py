@@ -267,7 +267,7 @@ ASKED = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("message", ASKED)
 def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path, message):
     marks = [uuid.uuid4().hex for _ in range(2)]

@@ -320,6 +320,7 @@ def test_lines_that_are_no_rows_are_no_samples(dcgmi: Dcgmi) -> None:
     assert dcgmi.first_samples()[0].values == pytest.approx(READ)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("status", [250, 0])
 def test_a_field_that_is_refused_is_found_and_left_out(
     dcgmi: Dcgmi, status: int, caplog: pytest.LogCaptureFixture
@@ -333,6 +334,7 @@ def test_a_field_that_is_refused_is_found_and_left_out(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_fields_that_are_too_many_together_are_dropped_from_the_end(
     dcgmi: Dcgmi, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,6 +343,7 @@ def test_fields_that_are_too_many_together_are_dropped_from_the_end(
     assert "1012 (NVLRX)" in caplog.text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [

@@ -67,7 +67,7 @@ def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
 class TestHostListenerOnJobs:
     """Real process trees."""
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         "script",
         [
@@ -266,6 +266,7 @@ class TestHostListenerOnJobs:
         assert sink.named("memory_used_mib")[0] + sink.named("memory_available_mib")[0] == pytest.approx(total_mib)
         assert sink.named("load_1min")[0] >= 0
 
+    @pytest.mark.slow
     def test_a_busy_machine_shows(self) -> None:
         group, sink = OneDevice(CPU), Collected()
         with job(f"{BURN}burn(60)") as process, HostListener(200).observe(group, sink):

@@ -132,6 +132,7 @@ def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_
             killed.kill()
 
 
+@pytest.mark.slow
 def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar.xz", tmp_path / "second.tar.xz"
     bundle.export(store, "study", first)
@@ -139,6 +140,7 @@ def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> N
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_bundle_names_no_folder_user_or_host(store: Store, tmp_path: Path) -> None:
     tags = {
         "collocation.role": "group",

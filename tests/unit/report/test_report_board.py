@@ -60,6 +60,7 @@ def only_line(*studies: list[Row]) -> Line:
     return line
 
 
+@pytest.mark.slow
 def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
     here, there = collocation_study(seed=1), [dataclasses.replace(r, device=H200) for r in collocation_study(seed=2)]
     made = board(here, there)

@@ -102,6 +102,7 @@ def test_every_command_refuses_a_bad_bundle_in_one_line_and_writes_nothing(
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
     file = tmp_path / "study.tar.xz"
     lines = "".join(f"{json.dumps(run)}\n" for run in make_runs())
@@ -119,6 +120,7 @@ def write_changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Non
     bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("role", "table", "key", "text"),
     [
@@ -153,6 +155,7 @@ def test_a_fact_that_is_no_number_is_missing(tmp_path: Path, text: str) -> None:
     assert study.rows and {row.multiprocessors for row in study.rows} == {None}
 
 
+@pytest.mark.slow
 def test_no_command_prints_the_control_characters_of_a_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

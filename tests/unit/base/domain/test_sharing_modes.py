@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, mode_of, modes_of
 from pipeline.report.evaluate import verdicts
 from pipeline.report.evaluate.cells import make_cells
@@ -42,6 +44,7 @@ def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan
     assert [group.name for group in make_plan(mode, device=GPU).groups] == ["turns-2x-tiny-priority=1"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
     def turns(rate: float, block: int):
         added = copies("naive", 2, rate, block, options={"slice_ms": "2"})

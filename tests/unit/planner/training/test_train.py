@@ -162,6 +162,7 @@ def undominated(problem: Problem, composition: tuple[int, ...], modes: list[str]
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
     rng = random.Random(seed)

@@ -142,7 +142,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     assert commands.do and commands.undo
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
 def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, exclusive: bool) -> None:
     overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]

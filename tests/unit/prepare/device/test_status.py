@@ -299,6 +299,7 @@ def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a1
     assert f"2g.10gb at 4:2: CI 0 (1c) {uuids[0]}, CI 1 (1c) {uuids[1]}" in text
 
 
+@pytest.mark.slow
 def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mig_control, "_RETRY_LIMIT_S", 0.0)
     a100.leave(0, 4)
@@ -317,6 +318,7 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
     assert a100.gpu.instances == ()
 
 
+@pytest.mark.slow
 def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
     program = write_program(scratch)
     daemons = {}

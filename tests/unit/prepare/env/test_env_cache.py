@@ -47,6 +47,7 @@ def test_it_is_built_once_and_found_again(env, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is kept from what others can change")
 def test_root_runs_nothing_that_others_can_change(env, tmp_path):
     built = folder_of(env.resolve())
@@ -92,6 +93,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(env, tmp_path):
     assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.slow
 def test_it_is_compiled_so_that_first_jobs_are_no_slower_than_later_ones(env):
     (compiled,) = folder_of(env.resolve()).glob("prefix/lib/python*/site-packages/__pycache__/tiny.*.pyc")
     assert compiled.stat().st_size
@@ -184,6 +186,7 @@ def test_what_is_not_as_it_was_built_is_built_again(env, capsys, damage: Callabl
     assert env.preview().to_build is None
 
 
+@pytest.mark.slow
 def test_what_programs_add_to_it_is_no_change(env):
     built = env.resolve()
     (module,) = folder_of(built).glob("prefix/lib/python*/site-packages/tiny.py")
@@ -250,6 +253,7 @@ def let_builds_go_on(tmp_path: Path) -> None:
     (tmp_path / "builds.may-go-on").touch()
 
 
+@pytest.mark.slow
 def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp_path):
     processes = [start() for _ in range(3)]
     wait_for(lambda: builds(tmp_path))
@@ -274,6 +278,7 @@ def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
     assert second.stdout.readline() == digest and first.poll() is None
 
 
+@pytest.mark.slow
 def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(start, tmp_path):
     step = tmp_path / "step"
     first = start(HANG=str(step))

@@ -61,6 +61,7 @@ def test_an_environment_holds_what_its_file_says_and_nothing_of_the_orchestrator
     assert interpreter.to_build is None
 
 
+@pytest.mark.slow
 def test_the_variables_are_those_of_an_activated_environment(channel, resolve, tmp_path):
     script = 'export TINY_HOME="$CONDA_PREFIX/share"\necho a script that talks\n'
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": script})
@@ -73,6 +74,7 @@ def test_the_variables_are_those_of_an_activated_environment(channel, resolve, t
     assert run(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "echo no licence 1>&2; exit 3\n"})
     with pytest.raises(ConfigError, match=r"e\.yml cannot be activated.*no licence"):
@@ -85,6 +87,7 @@ def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(cha
         resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
 
 
+@pytest.mark.slow
 def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
     interpreter = resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1"))
     archive = channel.root / "noarch/tiny-1.0-0.tar.bz2"

@@ -63,6 +63,7 @@ def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
     assert environ["VIRTUAL_ENV"] == str(interpreter.python.parent.parent) and environ["PYTHONPATH"] == ""
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, tmp_path):
     write(tmp_path / "more.txt", "tiny<2 # the older\n")
     file = write(tmp_path / "requirements.txt", OFFLINE + "-r more.txt\n")
@@ -71,6 +72,7 @@ def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, t
     assert env_lock.read_request(resolve(file).lock) == requested
 
 
+@pytest.mark.slow
 def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_too(resolve, tmp_path, wheels):
     original = resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny\n"))
     wheel(wheels, "tiny", "9.0")
@@ -136,6 +138,7 @@ def test_a_project_of_the_same_text_in_another_folder_is_another_one(tmp_path, n
     assert len({VenvEnv(str(file), cache_root=str(tmp_path)).key for file in files}) == 2
 
 
+@pytest.mark.slow
 def test_an_interpreter_is_named_from_the_working_directory(resolve, tmp_path, monkeypatch):
     (tmp_path / "mypython").symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
@@ -169,7 +172,7 @@ def uv(*arguments: str, folder: Path) -> None:
     subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
 def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheels, text):
     path = tmp_path / WHEEL
@@ -180,7 +183,7 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheel
     assert resolve(file).lock_digest != first.lock_digest
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
 def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_path, capsys, name):
     write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
@@ -211,7 +214,7 @@ def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     assert version_of(resolve(file)) == version_of(resolve(tmp_path / "uv.lock")) == "1.0"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

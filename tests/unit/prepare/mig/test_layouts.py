@@ -115,7 +115,7 @@ def test_before_r510_the_two_halves_do_not_coexist() -> None:
         assert layouts.place(gpu, named(gpu, "4g", "3g")) is not None
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_the_jobs(name: str) -> None:
     gpu = profiles.load_model(name)

@@ -134,6 +134,7 @@ def recorded_listing(name: str) -> set[tuple[str, str]]:
     return {(row[0], row[-1]) for row in rows if len(row) == 9 and not row[-1].startswith(".")}
 
 
+@pytest.mark.slow
 def test_the_recorded_session_word_for_word(session):
     file = StateFile(session.folder / "machine.json")
     file.create(["h100_80gb"])
@@ -232,6 +233,7 @@ def test_a_new_daemon_can_take_the_folder_of_a_killed_one(session):
     assert session.run(stdin="quit") == "exit 0\n"
 
 
+@pytest.mark.slow
 def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
     write_program(session.folder, faults=["fault_on_client"])
     session.run("-d")
@@ -270,6 +272,7 @@ def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daem
     assert session.run(stdin="quit") == "exit 0\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("visible", "held"), [(None, [66, 66]), ("1", [0, 66]), ("", [0, 0])])
 def test_the_server_is_on_the_devices_that_cuda_shows_to_its_daemon(session, visible, held):
     file = StateFile(session.folder / "machine.json")

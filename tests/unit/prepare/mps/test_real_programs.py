@@ -133,6 +133,7 @@ def test_the_simulated_program_answers_each_command_as_the_real_one(real: Real, 
         assert session.run(stdin="quit\n") == ([], 0)
 
 
+@pytest.mark.sampled(1)
 def test_the_simulated_daemon_starts_ends_and_logs_as_the_real_one(real: Real) -> None:
     simulated = Session(write_program(real.folder, branch=real.branch), real.folder / "s")
     session = Session(real.program, real.folder / "r", **use_stand_in(real))

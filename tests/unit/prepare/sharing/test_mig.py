@@ -168,6 +168,7 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
     assert [str(instance) for instance in layout.instances] == ["3g.20gb(1c+2c)"]
 
 
+@pytest.mark.slow
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
     with a100.shared(None, None, instances_per_job=2, profile="1g") as slots:
         Clients(a100.file).hold(slots.slots[0].device_uuids[1], sleeper, "python", 10)
@@ -464,6 +465,7 @@ def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> 
     assert any("destroying the MIG instance" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machine) -> None:
     before = a100.gpu
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)

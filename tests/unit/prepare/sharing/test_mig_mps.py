@@ -92,6 +92,7 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
     assert Journal(folder, group.device.uuid).read_steps() == ()
 
 
+@pytest.mark.slow
 def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, folder):
     group, before = make(3), gpu_of(folder)
     with MigMps(profiles=["1c.3g", "2c.3g"]).prepare(group, folder) as shared:

@@ -170,6 +170,7 @@ def test_a_child_of_a_job_may_be_the_client(folder):
         slots.verify({0: pid})
 
 
+@pytest.mark.slow
 def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
@@ -198,6 +199,7 @@ def unseen(slots: Slots) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
     group = group_in(folder, "a", jobs=scripts("a"))
@@ -281,7 +283,7 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
     assert not Journal(folder, GPU.uuid).path.exists()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("branch", ["535", "550", "615"])
 def test_the_program_of_each_branch_runs_a_group(folder, branch):
     group = group_in(folder, "a", "b")
@@ -335,6 +337,7 @@ def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
         assert slots.slots
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_says_so_at_once(folder):
     refusal = "Insufficient privileges for UID 1000. Only the root user may start server for another user."
     script = f'case "$line" in start_server*) echo "{refusal}"; exit 0;; esac; {PASS_ON}'
@@ -349,6 +352,7 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
     assert time.monotonic() - begin < mps_daemon._APPEAR_LIMIT_S
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_APPEAR_LIMIT_S", 0.3)
     program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
@@ -384,6 +388,7 @@ def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monk
         assert re.search(r"Cmd:terminate_client \d+ \d+\n.*\] 0\n(.*\n)*.*Exit with status 0", log)
 
 
+@pytest.mark.slow
 def test_the_daemon_of_somebody_else_is_left_alone(folder):
     foreign = Path(tempfile.mkdtemp(prefix="foreign-", dir="/tmp"))
     program = write_program(foreign)
@@ -409,6 +414,7 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
         shutil.rmtree(foreign)
 
 
+@pytest.mark.slow
 def test_several_daemons_run_at_once(folder):
     with prepared(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
@@ -468,7 +474,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     assert left_behind > 3, "the kills hardly ever left a daemon behind"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder)
@@ -514,6 +520,7 @@ with client.attach() as job:
 """
 
 
+@pytest.mark.slow
 def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     script = tmp_path / "job.py"

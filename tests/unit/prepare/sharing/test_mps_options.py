@@ -99,6 +99,7 @@ def test_more_jobs_than_mps_takes_clients_are_refused(folder, cuda, most):  # no
         Mps().check(group_in(folder, *map(str, range(most + 1)), device=device))
 
 
+@pytest.mark.slow
 def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):  # noqa: F811
     write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -46,6 +46,7 @@ def partition_of(slot) -> str:
     return dict(slot.environ)[VARIABLE]
 
 
+@pytest.mark.slow
 def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a", "b")
@@ -101,6 +102,7 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
         pytest.fail("it was refused")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(machine, monkeypatch):
     monkeypatch.setattr(mps_static, "_PROOF_LIMIT_S", 0.2)
     group = machine.group("a", "b")

@@ -61,6 +61,7 @@ def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path) ->
     assert green.get_answers() == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -170,6 +171,7 @@ def test_hosts_are_the_same_only_with_the_same_options() -> None:
     assert len({HostProgram(script="a"), HostProgram(script="a", options=(("multiprocessors", 40),))}) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
