@@ -155,16 +155,16 @@ def _read_files_once() -> None:
 
 def _load_once(load: Callable[..., ConfigResult | None]) -> Callable[..., ConfigResult | None]:
     """Read each file of the project's configuration once; each composition gets its copy, which it may change."""
-    kept: dict[tuple[str, ...], bytes] = {}
+    texts: dict[tuple[str, ...], bytes] = {}
     fixed = {"hydra.conf", str(PROJECT_DIR / "conf"), str(PROJECT_DIR / "tests/conf"), ""}  # tests write into others
 
     def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
         key = (config_path, *(source.path for source in repository.sources))
-        if key not in kept:
+        if key not in texts:
             loaded = load(repository, config_path)
             if loaded is None or loaded.path.startswith(OptionClasses.scheme()) or not fixed.issuperset(key[1:]):
                 return loaded
-            kept[key] = pickle.dumps(loaded)
-        return pickle.loads(kept[key])
+            texts[key] = pickle.dumps(loaded)
+        return pickle.loads(texts[key])
 
     return load_config

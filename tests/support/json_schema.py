@@ -42,8 +42,8 @@ def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator
     if isinstance(value, list):
         if len(value) < schema.get("minItems", 0):
             yield f"{where}: {len(value)} items"
-        for number, each in enumerate(value):
-            yield from violations(each, schema.get("items", {}), f"{where}[{number}]")
+        for number, element in enumerate(value):
+            yield from violations(element, schema.get("items", {}), f"{where}[{number}]")
     if isinstance(value, dict):
         yield from _of_object(value, schema, where)
 
@@ -52,12 +52,14 @@ def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Ite
     yield from (f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in value)
     if len(value) < schema.get("minProperties", 0):
         yield f"{where}: {len(value)} properties"
-    for key, each in value.items():
+    for key, member in value.items():
         inner = [schema["properties"][key]] if key in schema.get("properties", {}) else []
-        inner += [found for pattern, found in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
+        inner += [
+            subschema for pattern, subschema in schema.get("patternProperties", {}).items() if re.search(pattern, key)
+        ]
         other = schema.get("additionalProperties", {})
         if not inner and other is False:
             yield f"{where}: {key} is unknown"
         for each_schema in inner or [other or {}]:
-            yield from violations(each, each_schema, f"{where}.{key}")
+            yield from violations(member, each_schema, f"{where}.{key}")
         yield from violations(key, schema.get("propertyNames", {}), f"{where}: key")

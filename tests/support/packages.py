@@ -102,10 +102,10 @@ class Channel:
             "sha256": hashlib.sha256(data).hexdigest(),
             "md5": hashlib.md5(data).hexdigest(),
         }
-        for each, packages in self._index.items():
-            (self.root / each).mkdir(exist_ok=True)
-            repodata = {"info": {"subdir": each}, "packages": packages, "packages.conda": {}, "repodata_version": 1}
-            (self.root / each / "repodata.json").write_text(json.dumps(repodata))
+        for channel, packages in self._index.items():
+            (self.root / channel).mkdir(exist_ok=True)
+            repodata = {"info": {"subdir": channel}, "packages": packages, "packages.conda": {}, "repodata_version": 1}
+            (self.root / channel / "repodata.json").write_text(json.dumps(repodata))
         return archive
 
     def environment_yml(self, file: Path, *specs: str, pip: Iterable[str] = (), extra: str = "") -> Path:
@@ -122,7 +122,8 @@ def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",
-        f"{info}/METADATA": _metadata(name, version) + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{info}/METADATA": _metadata(name, version)
+        + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = [f"{path},sha256={_url_digest(body)},{len(body)}" for path, body in files.items()]

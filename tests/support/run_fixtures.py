@@ -25,8 +25,8 @@ def start(tmp_path, template_store) -> Callable[..., Process]:
     ) -> Process:
         end = arguments.index("--") if "--" in arguments else len(arguments)  # the remaining arguments are not checked
         # Other programs may use the machine during a test.
-        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
-        argv = [str(script), *arguments[:end], *here, *arguments[end:]]
+        defaults = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
+        argv = [str(script), *arguments[:end], *defaults, *arguments[end:]]
         if is_real:
             return forks.start_real(*argv, cwd=tmp_path)
         return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)
@@ -63,11 +63,11 @@ def study_of(tmp_path, monkeypatch, capsys) -> Callable[..., Study]:
 
     def run_here(*arguments: str, gpu: str = "cpu") -> Study:
         end = arguments.index("--") if "--" in arguments else len(arguments)
-        here = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
+        defaults = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
-            status, rows = studies.execute([*arguments[:end], *here, *arguments[end:]], tmp_path / "kept", patch)
+            status, rows = studies.execute([*arguments[:end], *defaults, *arguments[end:]], tmp_path / "kept", patch)
         out, err = capsys.readouterr()
         return Study(status, out, err, list(rows.groups.values()))
 

@@ -98,7 +98,7 @@ class Machine:
     def heal(self) -> None:
         set_faults(self.file)
 
-    def record_commands(self, **others: str) -> Path:
+    def record_commands(self, **programs: str) -> Path:
         """Create a folder for PATH, whose programs record their command lines.
 
         Args:
@@ -106,7 +106,7 @@ class Machine:
         """
         folder = self.folder / "recording"
         folder.mkdir()
-        for name, then in {"nvidia-smi": f'exec {self.programs["nvidia-smi"]} "$@"', **others}.items():
+        for name, then in {"nvidia-smi": f'exec {self.programs["nvidia-smi"]} "$@"', **programs}.items():
             (folder / name).write_text(f'#!/bin/sh\necho "$0" "$@" >> {self.folder}/commands\n{then}\n')
             (folder / name).chmod(0o755)
         return folder
