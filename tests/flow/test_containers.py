@@ -14,13 +14,12 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.container_programs import write_apptainer, write_image
+from tests.support.run_cases import SHORT, TOY
 from tests.support.studies import Study
 
 pytest_plugins = ["tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare/env", "pipeline/launch")
 
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "baseline=never"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 SCRIPT = """
 import json, os, sys
 if "--fail" in sys.argv:
@@ -65,7 +64,7 @@ def test_a_script_in_its_own_folder_runs_there_in_an_image(begin):
 
 @pytest.mark.slow
 def test_jobs_of_the_protocol_are_released_at_one_instant_in_their_images(begin):
-    done = begin(*TOY, *SHORT, "degree=2")
+    done = begin(*TOY, *SHORT, "baseline=never", "degree=2")
     assert done.status == 0 and "; 1 ok)" in done.err, done.err
     ((group, _),) = done.groups
     assert group.data.metrics["throughput_total_samples_per_s"] > 0
@@ -159,5 +158,5 @@ def test_jobs_run_in_an_image_of_charliecloud(study_of, tmp_path, monkeypatch):
     assert done.status == 0, done.err
     inside = (tmp_path / "root").iterdir()
     assert (done.jobs[0].folder / "stdout.log").read_text().split() == sorted(folder.name for folder in inside)
-    done = study_of(*TOY, *SHORT, "degree=2", *images)
+    done = study_of(*TOY, *SHORT, "baseline=never", "degree=2", *images)
     assert done.status == 0 and "; 1 ok)" in done.err, done.err

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
-from tests.support import forks
 from tests.support.packages import Channel, wheel
+from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import Study
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.covers("pipeline/prepare/env")
 for name in ("rattler", "uv"):
     pytest.importorskip(name)
 
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 # `rich` is installed where the orchestrator runs, in a version that no channel of the tests has.
 SCRIPT = """
 import json, sys
@@ -41,21 +38,20 @@ def channel(tmp_path: Path) -> Channel:
 
 
 @pytest.fixture
-def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end in a folder of its own: exit status, output, errors."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def run(program, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end; what it builds is in a folder of the test."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    program.last = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
 
-    def to_the_end(*arguments: str, is_real: bool = False) -> tuple[int, str, str]:
-        defaults = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
-        if {"env=conda", "env=venv"} & set(arguments):
-            defaults.append(f"env.cache_root={tmp_path}/cache")
-        start = forks.start_real if is_real else forks.start
-        with start(PROJECT_DIR / "run.py", *arguments, *defaults, cwd=tmp_path) as process:
-            out, err = process.communicate(timeout=600)
-        return process.returncode, out, err
+    def run_in(*arguments: str, **options: bool) -> tuple[int, str, str]:
+        return program.run(*arguments, *cache_in(tmp_path, arguments), **options)
 
-    return to_the_end
+    return run_in
+
+
+def cache_in(folder: Path, arguments: Sequence[str]) -> list[str]:
+    is_built = {"env=conda", "env=venv"} & set(arguments)
+    return [f"env.cache_root={folder}/cache"] if is_built else []
 
 
 @pytest.fixture
@@ -64,38 +60,24 @@ def begin(study_of, tmp_path) -> Callable[..., Study]:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def begin_here(*arguments: str) -> Study:
-        is_built = {"env=conda", "env=venv"} & set(arguments)
-        cache = [f"env.cache_root={tmp_path}/cache"] if is_built else []
-        return study_of(*arguments, "listeners=[host]", *cache)
+        return study_of(*arguments, "listeners=[host]", *cache_in(tmp_path, arguments))
 
     return begin_here
 
 
 @pytest.fixture
-def jobs(tmp_path):
+def jobs(client) -> Callable[..., list[tuple[dict[str, str], dict[str, str]]]]:
     """The runs of the jobs: their params, and their artifacts by name."""
-    from mlflow import MlflowClient
 
     def read(name: str = "collocation") -> list[tuple[dict[str, str], dict[str, str]]]:
-        client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-        experiment = client.get_experiment_by_name(name)
-        runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
         rows = []
-        for run in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
-            folder = Path(client.download_artifacts(run.info.run_id, ""))
-            rows.append((run.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
+        for _, children in groups(client, name):
+            for run in sorted(children, key=lambda run: run.data.tags["collocation.index"]):
+                folder = Path(client.download_artifacts(run.info.run_id, ""))
+                rows.append((run.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
         return rows
 
     return read
-
-
-def run_of_group(folder: Path, name: str) -> list[str]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation")
-    runs = client.search_runs([experiment.experiment_id], f"tags.`mlflow.runName` = '{name}'")
-    return [run.info.run_id for run in runs]
 
 
 def printed(artifacts: dict[str, str]) -> dict[str, object]:
@@ -139,20 +121,21 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
 
 
 @pytest.mark.slow
-def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, jobs, channel, tmp_path):
+def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, client, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
     sizes = [f"workload@sizes.{size}=script" for size in "SM"]
     files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
     assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda", "baseline=never")[0] == 0
-    (original,) = run_of_group(tmp_path, "naive-M+S")
+    ((original, _),) = groups(client)
+    assert original.info.run_name == "naive-M+S"
     before = jobs()
     # Neither the files nor the cache are there any more, and the channel has something newer.
     for size in "SM":
         (tmp_path / f"{size}.yml").unlink()
     shutil.rmtree(tmp_path / "cache")
     channel.add_module("rich", "0.9")
-    status, _, err = run(f"reproduce={original}")
+    status, _, err = run(f"reproduce={original.info.run_id}")
     assert status == 0, err
     assert "is not built yet" in err
     assert "differs: packages" not in err and "differs: the plan" not in err
@@ -200,7 +183,7 @@ class PaintedEnv(CurrentEnv):
 
 
 @pytest.mark.slow
-def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, jobs, tmp_path, monkeypatch):
+def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, client, jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "painted.py").write_text(KIND)
     (tmp_path / "conf/env").mkdir(parents=True)
@@ -210,8 +193,8 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     (tmp_path / "train.py").write_text("import os; print(os.environ['COLOURS'])")
     status, _, err = run(*script, "env=painted", "env.colours=[deep,red]")
     assert status == 0, err
-    (original,) = run_of_group(tmp_path, "naive-1x-train")
-    assert run(kinds, f"reproduce={original}")[0] == 0
+    ((original, _),) = groups(client)
+    assert run(kinds, f"reproduce={original.info.run_id}")[0] == 0
     rows = [*jobs(), *jobs("collocation-reproductions")]
     assert [files["stdout.log"] for _, files in rows] == ["deep,red\n"] * 2
     status, _, err = run(*script, "env=painted", "+env.size=3")

@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,14 @@ from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_program
-from tests.support import forks, simulated
+from tests.support import forks, run_cases, simulated
+from tests.support.run_cases import SHORT
 from tests.support.simulated import set_faults
+from tests.support.waiting import wait_for_training, wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
+TOY = [*run_cases.TOY, "listeners=host"]
 PROFILE_2G = 14
 # A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
 # test leaves is none of ours, and what ours leave is not cleared by another test.
@@ -103,14 +103,6 @@ def foreign_daemon() -> Iterator[mps_daemon.ControlProgram]:
             control.ask("quit")
 
 
-def wait_for(is_true: Callable[[], bool], process: forks.Fork) -> None:
-    deadline = time.monotonic() + 300
-    while not is_true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def kill_with_its_sender(study: forks.Fork) -> None:
     """As the out-of-memory killer or a container's end would; a sender that lives on clears up after its study."""
     study.send_signal(signal.SIGSTOP)
@@ -127,15 +119,9 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
-
-    def are_training() -> bool:
-        events = [file.read_text() for file in a100.folder.glob("mlruns/spool/*/*/jobs/*/events.jsonl")]
-        return len(events) == 2 and all('"started"' in text for text in events) and len(a100.gpu.processes) == 2
-
     try:
-        wait_for(are_training, study)
-        (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
-        scratch = leftovers.scratch_path(group_folder.read(record.parent).spool_id)
+        scratch = leftovers.scratch_path(wait_for_training(a100.folder / "mlruns", study))
+        wait_until(lambda: len(a100.gpu.processes) == 2, process=study)
         code, text = a100.ask("status")
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text
@@ -232,7 +218,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
-    wait_for(lambda: len(a100.gpu.processes) == 2, study)
+    wait_until(lambda: len(a100.gpu.processes) == 2, process=study)
     (record,) = a100.folder.glob("other/spool/*/*/record.json")
     mark = group_folder.read(record.parent).spool_id
     kill_with_its_sender(study)
@@ -258,12 +244,9 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     def pids(of: Sequence[str]) -> list[int]:
         return [pid for mark in of for pid in processes.list_marked(mark)]
 
-    def is_training() -> bool:
-        return any('"started"' in file.read_text() for file in tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))
-
     run = PROJECT_DIR / "run.py"
     study = forks.start(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
-    wait_for(is_training, study)
+    wait_for_training(tmp_path / "mlruns", study, num_jobs=1)
     study_marks = marks()
     kill_with_its_sender(study)
     assert len(pids(study_marks)) == 2  # daemon and server

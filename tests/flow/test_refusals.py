@@ -15,10 +15,10 @@ import pytest
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine import codes
 from tests.support import forks, simulated
+from tests.support.run_cases import TOY
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 RUN = str(PROJECT_DIR / "run.py")
 WITH_SIMULATED_DRIVER = f"""
 import runpy, sys

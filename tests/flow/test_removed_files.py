@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.tags import Tag
-from pipeline.base.system.paths import PROJECT_DIR, shorten_path
-from tests.support import forks
+from pipeline.base.system.paths import shorten_path
+from tests.support.run_fixtures import Program
 
 pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/study", "pipeline/record/spool.py")
@@ -25,9 +25,8 @@ def run_study(tmp_path: Path, template_store: Path, removes: str, *, root: str, 
     shutil.copytree(template_store, folder / root)
     (folder / "train.py").write_text(REMOVES.format(when=when, removes=removes))
     words = [f"tracking.root={root}", f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note", "-m", *STUDY]
-    process = forks.start(str(PROJECT_DIR / "run.py"), *words, "--", "train.py", "{degree}", cwd=folder)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 1, err
+    status, out, err = Program(folder).run(*words, "--", "train.py", "{degree}")
+    assert status == 1, err
     assert "Traceback" not in out + err
     return [line.strip() for line in (out + err).splitlines()]
 

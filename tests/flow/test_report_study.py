@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.read import rows
-from tests.support import forks
+from tests.support.run_cases import TOY
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
 
 
 @pytest.mark.slow
-def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, template_store: Path) -> None:
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def test_the_report_computes_what_the_orchestrator_recorded(run, tmp_path: Path) -> None:
     overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.3", "window.settle_s=0.1"]
-    toy = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "gpu=cpu", f"gpu.lock_dir={tmp_path}"]
-    done = forks.run(PROJECT_DIR / "run.py", "-m", *toy, *overrides, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    status, _, err = run("-m", *TOY, *overrides)
+    assert status == 0, err
     study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6
     assert study.num_complete_blocks == 2 and study.left_out == {}

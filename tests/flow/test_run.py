@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -10,39 +9,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.record import group_folder
-from tests.support.forks import Process
 from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.waiting import wait_for_training, wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py")
 IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
-
-
-@contextlib.contextmanager
-def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
-    """Wait until the jobs of the first group train; gives the group's mark."""
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
-            events = list(record.parent.glob("jobs/*/events.jsonl"))
-            if len(events) == 2 and all('"started"' in file.read_text() for file in events):
-                yield group_folder.read(record.parent).spool_id
-                return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    pytest.fail("the jobs never trained")
 
 
 @pytest.mark.torch
@@ -159,8 +139,8 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
         process = start(*TOY, "baseline=never", "window.seconds=1", is_real=True)
     finally:
         signal.signal(signal.SIGHUP, before)
-    with when_training(tmp_path, process):
-        process.send_signal(signal.SIGHUP)
+    wait_for_training(tmp_path / "mlruns", process)
+    process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
 
@@ -242,11 +222,11 @@ def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run
 @pytest.mark.slow
 def test_a_second_orchestrator_is_refused(start, tmp_path):
     first = start(*TOY, "baseline=never", "window.seconds=60")
-    with when_training(tmp_path, first):
-        second = start(*TOY, "baseline=never", *SHORT)
-        _, err = second.communicate(timeout=300)
-        assert second.returncode == 2
-        assert f"(pid {first.pid}, started in {tmp_path})" in err
+    wait_for_training(tmp_path / "mlruns", first)
+    second = start(*TOY, "baseline=never", *SHORT)
+    _, err = second.communicate(timeout=300)
+    assert second.returncode == 2
+    assert f"(pid {first.pid}, started in {tmp_path})" in err
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=300)
     assert first.returncode == 130
@@ -259,9 +239,9 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
     process = start(
         *TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", script=IMPATIENT, is_real=is_real
     )
-    with when_training(tmp_path, process) as mark:
-        process.send_signal(signum)
-        process.communicate(timeout=300)
+    mark = wait_for_training(tmp_path / "mlruns", process)
+    process.send_signal(signum)
+    process.communicate(timeout=300)
     assert process.returncode == status
     assert processes.list_marked(mark) == []
     ((parent, children),) = groups(client)
@@ -272,15 +252,15 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
 @pytest.mark.parametrize("also_the_sender", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
     process = start(*TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
-    with when_training(tmp_path, process) as mark:
-        process.kill()
-        if also_the_sender:
-            os.kill(process.sender_pid, signal.SIGKILL)
-        process.communicate(timeout=300)
+    mark = wait_for_training(tmp_path / "mlruns", process)
+    process.kill()
+    if also_the_sender:
+        os.kill(process.sender_pid, signal.SIGKILL)
+    process.communicate(timeout=300)
     if also_the_sender:
         assert run(*TOY, "baseline=never", *SHORT, script=IMPATIENT)[0] == 0
     else:
-        _wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
+        wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
     assert processes.list_marked(mark) == []
     (parent, children), *_ = groups(client)
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
@@ -290,11 +270,11 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
 @pytest.mark.parametrize("is_store_gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
     process = start(*TOY, "window.seconds=1", *SHORT[1:])
-    with when_training(tmp_path, process):
-        os.kill(process.sender_pid, signal.SIGKILL)
-        if is_store_gone:
-            (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
-        _, err = process.communicate(timeout=300)
+    wait_for_training(tmp_path / "mlruns", process)
+    os.kill(process.sender_pid, signal.SIGKILL)
+    if is_store_gone:
+        (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
+    _, err = process.communicate(timeout=300)
     assert "; restarting it" in err
     assert process.returncode == int(is_store_gone), err
     if is_store_gone:
@@ -390,13 +370,6 @@ def test_a_script_that_fails_is_a_failed_row(study_of, tmp_path):
     assert done.status == 1
     assert "status 3" in done.out, done.out
     assert done.groups[0][0].info.status == "FAILED"
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 
 import psutil
@@ -18,6 +17,7 @@ from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY
+from tests.support.run_fixtures import Program
 from tests.support.tracking_cases import wait_for
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
@@ -27,26 +27,10 @@ MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 
 
 @pytest.fixture
-def start(tmp_path, template_store):
-    """Start a study on a simulated machine with two GPUs."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
-
-    def begin(*arguments):
-        argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, f"gpu.lock_dir={tmp_path}", *arguments]
-        return forks.start(*argv, cwd=tmp_path)
-
-    return begin
-
-
-@pytest.fixture
-def run_one(tmp_path):
-    """Run one configuration; exit status and errors."""
-
-    def run(*arguments):
-        done = forks.run(PROJECT_DIR / "run.py", *TOY, *MACHINE, *arguments, cwd=tmp_path)
-        return done.returncode, done.stderr
-
-    return run
+def program(program, tmp_path) -> Program:
+    """A study on a simulated machine with two GPUs."""
+    program.first, program.last = [*STUDY, *MACHINE, f"gpu.lock_dir={tmp_path}"], []
+    return program
 
 
 @pytest.fixture
@@ -252,8 +236,6 @@ def test_devices_without_brackets_are_refused(start):
 
 
 @pytest.mark.slow
-def test_a_single_configuration_has_nothing_to_hand_out(run_one):
-    assert run_one("hydra/launcher=gpus") == (
-        2,
-        "error: hydra/launcher=gpus is for sweeps; add -m\n",
-    )
+def test_a_single_configuration_has_nothing_to_hand_out(program):
+    program.first = [*TOY, *MACHINE]
+    assert program.run("hydra/launcher=gpus") == (2, "", "error: hydra/launcher=gpus is for sweeps; add -m\n")

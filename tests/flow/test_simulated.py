@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 
 from pipeline import rehearsal
 from pipeline.base.system.factory import Spec
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
@@ -28,14 +25,14 @@ from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
-from tests.support import fast_programs, forks, power_source
+from tests.support import fast_programs, power_source
+from tests.support.run_cases import BRIEF, TOY, groups
+from tests.support.run_fixtures import Program
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
 SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]
 DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
@@ -53,40 +50,13 @@ def decoys(tmp_path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path, template_store, decoys) -> Callable[..., forks.Fork]:
-    """Start run.py on a simulated A100, with the decoys first on PATH."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def program(program, tmp_path, decoys) -> Program:
+    """run.py on a simulated A100, with the decoys first on PATH."""
     (tmp_path / "tmp").mkdir()
-    environ = {
-        "PATH": f"{decoys}:{os.environ['PATH']}",
-        "TMPDIR": str(tmp_path / "tmp"),
-        "CUDA_VISIBLE_DEVICES": "0",
-    }
-
-    def begin(*arguments: str) -> forks.Fork:
-        argv = [PROJECT_DIR / "run.py", *arguments, "gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
-
-    return begin
-
-
-@pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end: exit status, output, errors."""
-
-    def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
-        process = start(*arguments)
-        try:
-            while killed_when is not None and process.poll() is None:
-                if killed_when():
-                    process.kill()
-                time.sleep(0.02)
-            out, err = process.communicate(timeout=600)
-        finally:
-            process.kill()
-        return process.returncode, out, err
-
-    return to_the_end
+    program.last = ["gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
+    path = f"{decoys}:{os.environ['PATH']}"
+    program.environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp"), "CUDA_VISIBLE_DEVICES": "0"}
+    return program
 
 
 @pytest.fixture
@@ -113,26 +83,18 @@ def a100_in(folder: Path) -> StateFile:
     return file
 
 
-def stored(folder: Path):
+def stored(client):
     """The runs in the store: of groups, and of jobs."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation-rehearsal")
-    return [
-        client.search_runs(
-            [experiment.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["start_time ASC"]
-        )
-        for role in ("group", "job")
-    ]
+    pairs = groups(client, "collocation-rehearsal")
+    return [group for group, _ in pairs], [job for _, jobs in pairs for job in jobs]
 
 
-def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, tmp_path, decoys):
+def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, client, tmp_path, decoys):
     status, out, err = run("-m", *TOY, *SHORT, "scenario=serial,naive", "degree=2", "gpu.job_memory_mib=700")
     assert status == 0, err
     assert "note: NVIDIA A100-SXM4-40GB is simulated: jobs run on the CPU" in err
     assert "simulated: NVIDIA A100-SXM4-40GB; the jobs ran on the CPU" in out
-    groups, jobs = stored(tmp_path)
+    groups, jobs = stored(client)
     assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
     assert len(jobs) == 3
     assert "activity" not in err
@@ -226,14 +188,14 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
 
 
 @pytest.mark.slow
-def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
+def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, client, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
     often = ["window.seconds=0.3", listeners]
     status, _, err = run(*TOY, "baseline=never", *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
     assert status == 0, err
     for name in ("gpm", "dcgm"):
         assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
-    (group_run,), jobs = stored(tmp_path)
+    (group_run,), jobs = stored(client)
     for run_ in (group_run, *jobs):
         assert run_.data.tags["collocation.result"] == "ok"
         assert not [name for name in run_.data.metrics if "gpm" in name or "dcgm" in name or "act_" in name]
@@ -377,7 +339,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
 
 
 @pytest.mark.slow
-def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, tmp_path):
+def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, client, tmp_path):
     machine = a100_in(tmp_path)
     with machine.change() as cell:
         cell.state = dataclasses.replace(cell.state, sources=(Spec(target="tests.support.power_source.PowerSource"),))
@@ -386,7 +348,7 @@ def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run
     status, _, err = run(*study, f"gpu.machine={machine.path}", *lengths)
     assert status == 0, err
     assert "note: idle power is measured once for all blocks, in 2 s: 1 s without jobs" in err
-    ((group_run,), _) = stored(tmp_path)
+    ((group_run,), _) = stored(client)
     figures = group_run.data.metrics
     assert (figures["power_idle_w"], figures["power_waiting_w"]) == (power_source.IDLE_W, power_source.WAITING_W)
     assert figures["energy_above_idle_j"] == pytest.approx(50.0, rel=0.05)
@@ -402,7 +364,7 @@ def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run
         ({"settings": Settings(power_limit_w=500)}, "power limit 500 W, was 700 W"),
     ],
 )
-def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tmp_path, changed, words):
+def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, client, tmp_path, changed, words):
     """What was measured before has no figure against what was measured after, in the table as in MLflow."""
     machine = a100_in(tmp_path)
 
@@ -420,7 +382,7 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
     assert status == 0, err
     assert "resume: 0 of 2 groups are finished" in err
     assert f"resume: unfinished blocks start again without 1 earlier result ({words})" in err
-    (first, *later_groups), _ = stored(tmp_path)
+    (first, *later_groups), _ = stored(client)
     assert [("slowdown_worst_ratio" in group.data.metrics) for group in later_groups] == [True, True]
     assert first.data.tags["collocation.power_limit_w"] == "700"
 

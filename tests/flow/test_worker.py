@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.invocation import STUDY as TYPED
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.run_fixtures import Program
 from tests.support.tracking_cases import wait_for
 
 pytestmark = pytest.mark.covers("pipeline/scale")
@@ -63,7 +63,7 @@ def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch)
     def begin(name: str, *arguments: str) -> forks.Fork:
         shutil.copytree(template_store, tmp_path / name / "mlruns")
         machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
-        return forks.start(PROJECT_DIR / "run.py", *STUDY, *machine, *arguments, cwd=tmp_path / name, has_stdin=True)
+        return Program(tmp_path / name, first=[*STUDY, *machine]).start(*arguments, has_stdin=True)
 
     return begin
 

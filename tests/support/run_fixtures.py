@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +17,66 @@ from tests.support import forks, studies
 from tests.support.forks import Process
 from tests.support.studies import Study
 
+RUN = PROJECT_DIR / "run.py"
 
-@pytest.fixture
-def start(tmp_path, template_store) -> Callable[..., Process]:
-    """Start run.py in a separate folder with an existing store; as a fork, unless a real process is requested."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
 
-    def begin(
-        *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
+@dataclasses.dataclass
+class Program:
+    """`run.py` in a folder of its own, which has a store.
+
+    Attributes:
+        folder: working directory.
+        first: words before the arguments of each start, which override them.
+        last: words after the arguments, before `--`.
+        environ: further environment variables.
+    """
+
+    folder: Path
+    first: Sequence[object] = ()
+    last: Sequence[object] = ()
+    environ: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def start(
+        self, *arguments: object, script: object = RUN, is_real: bool = False, has_stdin: bool = False, **options: Any
     ) -> Process:
+        """Start the program, as a fork unless a real process is requested; options are those of `forks.start`."""
         end = arguments.index("--") if "--" in arguments else len(arguments)  # the remaining arguments are not checked
-        # Other programs may use the machine during a test.
-        defaults = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
-        argv = [str(script), *arguments[:end], *defaults, *arguments[end:]]
-        if is_real:
-            return forks.start_real(*argv, cwd=tmp_path)
-        return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)
+        argv = [script, *self.first, *arguments[:end], *self.last, *arguments[end:]]
+        begin = forks.start_real if is_real else forks.start
+        return begin(*argv, cwd=self.folder, env=os.environ | self.environ, has_stdin=has_stdin, **options)
 
-    return begin
-
-
-@pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py until it exits; return exit status, output and errors. Options are those of `start`."""
-
-    def to_the_end(*arguments: str, **options: Any) -> tuple[int, str, str]:
-        process = start(*arguments, **options)
+    def run(
+        self, *arguments: object, killed_when: Callable[[], bool] | None = None, **options: Any
+    ) -> tuple[int, str, str]:
+        """Run the program until it exits, or kill it once a condition holds; return exit status, output and errors."""
+        process = self.start(*arguments, **options)
         try:
+            while killed_when is not None and process.poll() is None:
+                if killed_when():
+                    process.kill()
+                time.sleep(0.02)
             out, err = process.communicate(timeout=600)
         finally:
             process.kill()
         return process.returncode, out, err
 
-    return to_the_end
+
+@pytest.fixture
+def program(tmp_path: Path, template_store: Path) -> Program:
+    """Return run.py with an existing store; a module may replace this fixture by a program with other words."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    # Other programs may use the machine during a test.
+    return Program(tmp_path, last=[f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"])
+
+
+@pytest.fixture
+def start(program: Program) -> Callable[..., Process]:
+    return program.start
+
+
+@pytest.fixture
+def run(program: Program) -> Callable[..., tuple[int, str, str]]:
+    return program.run
 
 
 @pytest.fixture
