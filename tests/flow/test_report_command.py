@@ -1,4 +1,4 @@
-"""`python -m pipeline.report` over real stores: what it writes, what it logs, what it refuses."""
+"""The command of reports as a user types it, and the report of a study that really ran."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
 from pipeline.report.__main__ import main
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import drawing
 from pipeline.report.read import group_series, rows
 from tests.support import forks
+from tests.support.run_cases import TOY
 from tests.support.tracking_cases import client, runs_of
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
+
 NUM_RUNS = 14
 
 
@@ -236,3 +239,20 @@ def test_a_thousand_groups_take_less_than_30_s_and_2_gb(root: Path, tmp_path: Pa
     _, cpu_s, mib = scale.measure(root, tmp_path / "out")
     assert cpu_s < 30  # not the clock: other tests may run beside this one
     assert mib < 2000
+
+
+@pytest.mark.slow
+def test_the_report_computes_what_the_orchestrator_recorded(run, tmp_path: Path) -> None:
+    overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.3", "window.settle_s=0.1"]
+    status, _, err = run("-m", *TOY, *overrides)
+    assert status == 0, err
+    study = rows.read([tmp_path / "mlruns"], "collocation")
+    assert len(study.rows) == study.num_planned == 6
+    assert study.num_complete_blocks == 2 and study.left_out == {}
+    cells = {(cell.mode, cell.degree): cell for cell in make_cells(study)}
+    assert set(cells) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
+    names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
+    for row in study.rows:
+        computed = cells[row.mode, row.degree].values
+        for name in names:
+            assert computed[name][row.block] == pytest.approx(row.metrics[name], rel=1e-9)

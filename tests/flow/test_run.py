@@ -1,4 +1,4 @@
-"""`python run.py` as a user types it: rows in the store, exit statuses, signals, a killed orchestrator, resume."""
+"""python run.py as a user types it: rows, exit statuses, signals, a killed orchestrator, files that jobs remove."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain.tags import Tag
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR, shorten_path
 from pipeline.clean import processes
 from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.run_fixtures import Program
 from tests.support.waiting import wait_for_training, wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py", "pipeline/record/spool.py")
+
 IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
@@ -389,3 +393,63 @@ def test_on_failure_stop_goes_on_after_a_finding(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('too large')")
     study = study_of("-m", "baseline=never", "degree=1,2", "listeners=[]", "on_failure=stop", "--", "train.py")
     assert study.status == 0 and len(study.groups) == 2
+
+
+REMOVED = ["degree=1,2", "repeats=1", "baseline=never", "warm_start=false", "listeners=[]"]
+REMOVES = "import os, shutil, sys, time\ntime.sleep(0.2)\nif sys.argv[1] in '{when}': {removes}\n"
+REMOVES_FOLDER = "shutil.rmtree(os.path.dirname(sys.argv[0]), ignore_errors=True)"
+
+
+def run_study(tmp_path: Path, template_store: Path, removes: str, *, root: str, when: str = "1") -> list[str]:
+    """Run two groups, of which those with these numbers of jobs remove something; return what was printed."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copytree(template_store, folder / root)
+    (folder / "train.py").write_text(REMOVES.format(when=when, removes=removes))
+    words = [f"tracking.root={root}", f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note", "-m", *REMOVED]
+    status, out, err = Program(folder).run(*words, "--", "train.py", "{degree}")
+    assert status == 1, err
+    assert "Traceback" not in out + err
+    return [line.strip() for line in (out + err).splitlines()]
+
+
+def find_lines(lines: list[str], text: str) -> list[str]:
+    return [line for line in lines if text in line]
+
+
+def test_a_group_fails_whose_script_was_removed_and_the_study_goes_on(tmp_path, study_of):
+    (tmp_path / "train.py").write_text(REMOVES.format(when="2", removes="os.remove(sys.argv[0])"))
+    study = study_of("-m", *REMOVED, "--", "train.py", "{degree}")
+    assert study.status == 1
+    reasons = {group.info.run_name: group.data.tags[Tag.REASON] for group, _ in study.groups}
+    assert reasons["naive-1x-train"] == f"job 0-train: {tmp_path}/train.py was removed during the study; restore it"
+    assert len(find_lines(study.err.splitlines(), "2 groups: 2 failed; to run them: ")) == 1
+
+
+@pytest.mark.slow
+def test_a_study_whose_working_folder_was_removed_says_how_to_resume(tmp_path, template_store):
+    lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="../mlruns", when="2")
+    assert find_lines(lines, f"naive-1x-train: job 0-train cannot start in {tmp_path}/work: No such file or directory")
+    assert len(find_lines(lines, "failed; to run ")) == 1
+    assert f"the working folder {tmp_path}/work was removed during the study; make it again first" in lines
+    assert find_lines(lines, "report: ")
+
+
+@pytest.mark.slow
+def test_a_store_that_was_removed_is_said_in_one_line(tmp_path, template_store):
+    lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="mlruns")
+    removed = (
+        f"error: {tmp_path}/work/mlruns, with the results of this study, was removed while naive-1x-train ran; set "
+    )
+    assert [line[: len(removed)] for line in find_lines(lines, "error")] == [removed]
+    assert len(find_lines(lines, "2 groups: 1 not finished; to run it: ")) == 1
+    assert find_lines(lines, "report: ")
+
+
+def test_a_path_is_shortened_only_below_a_folder_that_exists(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert shorten_path(tmp_path / "work/a") == Path("a")
+    assert shorten_path(tmp_path / "a") == tmp_path / "a"
+    (tmp_path / "work").rmdir()
+    assert shorten_path(tmp_path / "work/a") == tmp_path / "work/a"

@@ -1,4 +1,4 @@
-"""The job's half of the protocol, against a real socket, in processes of its own."""
+"""The client of jobs: what it sends, records and survives, and the requests that are read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from pipeline.base.domain import layout
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch import requests
 from tests.support.job_server import JobServer, is_alive, wait_until
+from tests.support.rows import S
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.
@@ -305,3 +307,65 @@ with client.attach() as job:
     assert server.end()[0] == -signal.SIGKILL
     assert [step["total"] for step in server.events("step")] == list(range(1, 101))
     assert json.loads((server.folder / "job.json").read_text())["index"] == 0
+
+
+MS = S // 1000
+Record = tuple[int, int, int, int, int, int, int]
+
+
+def make_single(number: int) -> list[Record]:
+    """A request that is answered alone."""
+    at_ns = S + 10 * MS * number
+    return [(at_ns, at_ns, at_ns, 0, at_ns + 5 * MS, 0, 1)]
+
+
+def make_batch(number: int) -> list[Record]:
+    """Requests of different instants that are answered together."""
+    at_ns = S + 10 * MS * number
+    return [(at_ns + place, at_ns + place, at_ns + MS, 0, at_ns + 5 * MS, 7, 4) for place in range(4)]
+
+
+def make_burst(number: int) -> list[Record]:
+    """Requests of the same clients' turn: sent at one instant and answered together, so that they are equal."""
+    return [(*make_single(number)[0][:6], 4)] * 4
+
+
+def make_failures(number: int) -> list[Record]:
+    """Requests that were sent at one instant and never answered."""
+    return [(S + number, S + number, 0, 0, 0, 0, 1)] * 3
+
+
+def read(path: Path, records: list[Record]) -> requests.Requests:
+    path.write_bytes(b"".join(client.REQUEST.pack(*record) for record in records))
+    read_requests = requests.read(path)
+    assert read_requests is not None
+    return read_requests
+
+
+@pytest.mark.parametrize("make", [make_single, make_batch, make_burst])
+@pytest.mark.parametrize("order", ["at once", "one after another", "much later", "no"])
+def test_records_that_come_twice_count_once(tmp_path: Path, make, order: str) -> None:
+    parts = [make(number) for number in range(100)]
+    once = [record for part in parts for record in part]
+    twice = {
+        "no": once,
+        "at once": [record for part in parts for record in part * 2],
+        "one after another": [record for record in once for _ in range(2)],
+        "much later": once * 2,
+    }[order]
+    recorded = read(tmp_path / "requests.bin", twice)
+    assert len(recorded) == len(once)
+    assert sorted(recorded["intended_ns"]) == sorted(record[0] for record in once)
+    repeated = f"{len(once)} requests: a record that came before ({len(once)})"
+    assert recorded.damages.describe() == ("" if order == "no" else repeated)
+
+
+def test_one_repeated_record_of_a_batch_is_left_out(tmp_path: Path) -> None:
+    records = make_batch(0) + make_batch(1)[:2] + make_batch(0)[:1]
+    recorded = read(tmp_path / "requests.bin", records)
+    assert (len(recorded), recorded.damages.describe()) == (6, "1 request: a record that came before")
+
+
+def test_requests_without_an_answer_are_kept(tmp_path: Path) -> None:
+    recorded = read(tmp_path / "requests.bin", make_failures(0) + make_single(1) + make_failures(0))
+    assert (len(recorded), len(recorded.damages)) == (7, 0)

@@ -1,4 +1,4 @@
-"""What a worker on one of several GPUs is started with."""
+"""Studies on several GPUs of one host: their workers, CPUs and shards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from pipeline import rehearsal
+from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
@@ -26,6 +29,7 @@ from pipeline.plan.overrides import set_values
 from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
 from pipeline.scale import interference as company
+from pipeline.scale.worker import STATUS
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
 from tests.conftest import GPU
@@ -415,3 +419,52 @@ def test_a_dry_run_of_several_plans_is_one_json_list(asked_of, capsys) -> None:
     alone, in_company = json.loads(capsys.readouterr().out)
     assert [group["name"] for group in alone["groups"]] == [group["name"] for group in in_company["groups"]]
     assert alone["plan"] != in_company["plan"]
+
+
+ANSWERS = f"""
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({{{STATUS!r}: int(line)}}), flush=True)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A worker whose shards end with their number as exit status."""
+    script = tmp_path / "worker.py"
+    script.write_text(ANSWERS)
+    running = WorkerProcess(cpu_device(), [str(script)], os.environ, frozenset(os.sched_getaffinity(0)))
+    yield running
+    if not running.has_ended:
+        running.send_signal(signal.SIGKILL)
+        wait_for_status(running)
+
+
+def wait_for_status(worker: WorkerProcess) -> int | None:
+    """Listen until a shard or the process has ended; return the exit status of the shard."""
+    while not worker.has_ended:
+        ready, _, _ = select.select([output for output in worker.outputs if not output.closed], [], [], 60)
+        assert ready, "no answer"
+        for output in ready:
+            if not output.closed and (status := worker.listen(output)) is not None:
+                return status
+    return None
+
+
+def test_a_busy_worker_takes_no_other_shard(worker: WorkerProcess) -> None:
+    assert worker.takes_shards
+    for shard in (3, 1):
+        worker.give("shard", shard)
+        assert not worker.takes_shards
+        assert wait_for_status(worker) == shard
+        assert worker.takes_shards
+    worker.dismiss()
+    assert not worker.takes_shards
+
+
+def test_a_killed_worker_ends_its_shard_as_a_shell_says_it(worker: WorkerProcess) -> None:
+    worker.send_signal(signal.SIGSTOP)
+    worker.give("shard", 1)
+    worker.send_signal(signal.SIGKILL)
+    assert wait_for_status(worker) == 128 + signal.SIGKILL
+    assert worker.has_ended and not worker.takes_shards

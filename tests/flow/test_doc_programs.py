@@ -1,13 +1,12 @@
-"""The notebooks of docs/notebooks run from their first to their last cell, and come to what the report says.
-
-Their cells are executed here, in order and in one namespace, without a Jupyter kernel: nbclient and ipykernel would add
-a server's libraries and a process to what is tested, and a cell is plain Python as long as it has no magic commands.
-"""
+"""The notebooks and the page about a user's own script: what they show runs, and says what they quote."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ import pytest
 from benchmarks import report as scale
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.verdicts import Decision
+from tests.conftest import TOYS
 
-pytestmark = pytest.mark.covers("docs/notebooks")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers("docs/notebooks", "docs/your_own_script.md")
 
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"
 
@@ -58,3 +59,36 @@ def test_a_study_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert cells["verdict"].decision is Decision.BETTER and cells["verdict"].num_blocks == len(cells["ratios"]) == 5
     assert cells["ratios"].median() == pytest.approx(1.8 / 1.4, rel=0.01)
     assert "simulated" not in capsys.readouterr().out
+
+
+PAGE = (PROJECT_DIR / "docs/your_own_script.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(text|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def is_said(quoted: str, text: str) -> bool:
+    """Whether a line of the page stands in a text, its `...` for anything."""
+    return re.search(".*".join(map(re.escape, quoted.strip().split("..."))), text) is not None
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_commands_of_the_page_say_what_it_quotes(run, tmp_path):
+    shutil.copy(TOYS / "plain_torch.py", tmp_path / "train.py")
+    printed, statuses = "", []
+    for kind, block in BLOCKS:
+        if kind == "text":
+            for line in block.splitlines():
+                assert is_said(line, printed), line
+            continue
+        for command in re.findall(r"^python run\.py (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+            if "torchrun" in command or "accelerate" in command:
+                continue  # test_docs_commands plans them; test_jobs has their ports
+            status, out, err = run(*shlex.split(command))
+            statuses.append(status)
+            printed = out + err
+            assert ("changed while" in printed) == (len(statuses) == 1), command
+            assert ("samples/s" in out) == ("metric_pattern" in command), command
+            assert ("speed-up" in out) == ("degree=2" in command or "mix=[{" in command), command
+            assert ("naive-1x-train-batch-size=16" in out) == ("flags" in command), out
+    assert statuses == [0, 0, 0, 0, 0, 1]
+    assert len(list((tmp_path / "mlruns/artifacts").rglob("output/model.pt"))) == 1 + 2 + 3 + 4 + 1
