@@ -14,14 +14,13 @@ from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
 from pipeline.base.domain.mig_table import find
 from pipeline.base.domain.records import Slot
-from pipeline.base.system.errors import ListenerError
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
-from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
+from tests.support.listener_contract import Collected, GpuListenerContract, OneDevice, go, job, wait_until
 from tests.support.nvml_library import NvmlLibrary, installed, report_utilization
 
 
-class TestNvmlListener(ListenerContract):
+class TestNvmlListener(GpuListenerContract):
     """NVML over a stand-in for its C library."""
 
     @pytest.fixture(autouse=True)
@@ -168,10 +167,6 @@ class TestNvmlListener(ListenerContract):
         library.fail(nvmlDeviceGetProcessesUtilizationInfo=code, nvmlDeviceGetProcessUtilization=code)
         with _busy_and_idle_job(library, "C") as (group, _):
             assert _observe_utilization(group) == {}
-
-    def test_a_device_that_is_no_gpu_is_refused(self) -> None:
-        with pytest.raises(ListenerError, match="not a GPU"), NvmlListener(1000).observe(OneDevice(CPU), Collected()):
-            pytest.fail("there is no GPU")
 
 
 @contextmanager
