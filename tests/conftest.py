@@ -7,9 +7,10 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,14 @@ def _share_between_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         experiments.share_with_other_workers(tmp_path_factory.getbasetemp().parent / "composed")
         forks.share_with_other_workers(tmp_path_factory.getbasetemp().parent)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """Return the PID of a process that does nothing, as a process of somebody else."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
 
 
 @pytest.fixture

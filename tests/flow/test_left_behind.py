@@ -26,6 +26,7 @@ from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_program
 from tests.support import forks, run_cases, simulated
+from tests.support.job_server import is_alive
 from tests.support.run_cases import SHORT
 from tests.support.simulated import set_faults
 from tests.support.waiting import wait_for_training, wait_until
@@ -79,13 +80,6 @@ def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) 
     with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder:  # the path of a socket must be short
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
         yield Kept.make(tmp_path, short_lived=Path(folder))
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
-        process.kill()
 
 
 @pytest.fixture
@@ -155,15 +149,15 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
 
 
 @pytest.mark.slow
-def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: subprocess.Popen[bytes]) -> None:
-    Clients(a100.file).hold(a100.gpu.uuid, sleeper.pid, "train", 100)
+def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: int) -> None:
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
     before = a100.file.read()
     status, text = a100.run("scenario=mig", "degree=2")
     assert status == 2
-    assert f"in use by train (pid {sleeper.pid})" in text
+    assert f"in use by train (pid {sleeper})" in text
     assert a100.ask("clean") == (0, "nothing to clean\n")
     assert a100.file.read() == before
-    assert sleeper.poll() is None
+    assert is_alive(sleeper)
 
 
 @pytest.mark.slow

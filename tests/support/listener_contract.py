@@ -29,6 +29,7 @@ from pipeline.base.system.errors import ConfigError, ListenerError
 from pipeline.base.system.host_info import read_process
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.nvml_library import UUID
+from tests.support.waiting import wait_until
 
 CONF = PROJECT_DIR / "conf/listeners"
 GPU = Device(kind="nvidia", uuid=UUID, name="NVIDIA H100 80GB HBM3", index=0)
@@ -71,13 +72,6 @@ class Collected(list[Sample]):
 
     def named(self, name: str, job: int | None = None) -> list[float]:
         return [sample.values[name] for sample in self if sample.job == job and name in sample.values]
-
-
-def wait_until(condition: Callable[[], object], within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 def thread_of(listener: ThreadedListener) -> threading.Thread | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from pipeline.base.domain.driver_programs import find_device_programs
-from pipeline.base.domain.records import Device
+from pipeline.base.domain.records import Device, Group
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
 from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
-from tests.support import fast_programs
+from tests.support import fast_programs, rows
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
@@ -72,6 +75,36 @@ class Machine:
         with install_driver(file.path):
             device = nvml.list_devices()[0]
         return cls(folder=folder, file=file, device=device, programs=programs, locks=locks or folder, **of)
+
+    @classmethod
+    @contextmanager
+    def installed(cls, folder: Path, *models: str, **options: Any) -> Iterator[Self]:
+        """Create a machine whose driver is beneath pynvml in this process, until the context is left."""
+        machine = cls.make(folder, *models, **options)
+        with install_driver(machine.file.path):
+            yield machine
+
+    def group(self, *jobs: str, details: Mapping[str, str] | None = None, **changes: Any) -> Group:
+        """Return a group on GPU 0 in a rehearsal, with the locks of this machine.
+
+        Args:
+            jobs: name of each job.
+            details: details of the device that differ.
+            changes: attributes of the group that differ; `gpu` are settings that differ.
+        """
+        described = dict(self.rehearsed.details) | dict(details or {})
+        device = dataclasses.replace(self.rehearsed, details=tuple(described.items()))
+        settings = {"lock_dir": self.locks} | changes.pop("gpu", {})
+        return rows.group(*jobs, **{"device": device, "gpu": rows.gpu_settings(**settings)} | changes)
+
+    def change(self, **attributes: Any) -> None:
+        """Change attributes of GPU 0, as the driver or its user would."""
+        with self.file.change() as cell:
+            cell.state = cell.state.replace_gpu(0, dataclasses.replace(cell.state.gpus[0], **attributes))
+
+    @property
+    def smi(self) -> Smi:
+        return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
 
     @property
     def gpu(self) -> Gpu:

@@ -17,8 +17,9 @@ import pytest
 from pipeline.base.domain import layout
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch import requests
-from tests.support.job_server import JobServer, is_alive, wait_until
+from tests.support.job_server import JobServer, is_alive
 from tests.support.rows import S
+from tests.support.waiting import wait_until
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.
@@ -92,7 +93,7 @@ with client.attach() as job:
     hello = server.start("-c", code)
     assert hello == {"type": "hello", "index": 0, "pid": server.process.pid, "protocol": client.PROTOCOL}
     start_ns = server.go(delay_s=0.2)
-    assert wait_until(lambda: bool(server.events("epoch")))
+    wait_until(lambda: bool(server.events("epoch")))
     server.send(type="stop")
     assert server.receive() == {"type": "bye", "status": "ok"}
     assert server.end()[0] == 0
@@ -163,7 +164,7 @@ with client.attach() as job:
 """
     server.start("-c", code)
     server.go()
-    assert wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
+    wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
     os.killpg(server.process.pid, signal.SIGKILL)
     server.end()
     recorded = requests.read(server.folder / client.REQUESTS_FILE)
@@ -235,7 +236,7 @@ def test_a_closed_connection_kills_the_whole_group(server):
     child = int(server.events("param")[0]["params"]["child"])
     assert is_alive(child)
     server.hang_up()
-    assert wait_until(lambda: not is_alive(child) and not is_alive(server.process.pid))
+    wait_until(lambda: not is_alive(child) and not is_alive(server.process.pid))
     assert server.end()[0] == -signal.SIGKILL
 
 
@@ -266,7 +267,7 @@ with JobServer() as server:
     process.kill()
     process.communicate()
     try:
-        assert wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)

@@ -26,8 +26,9 @@ from pipeline.launch import warm_start
 from pipeline.launch.environ import inherit_environ
 from pipeline.launch.spawn import Process, Spawner
 from pipeline.launch.warm_start import ForkServer, Starter, WarmStart
-from tests.support.job_server import is_alive, wait_until
+from tests.support.job_server import is_alive
 from tests.support.rows import workload
+from tests.support.waiting import wait_until
 
 PYTHON = Interpreter(python=Path(sys.executable))
 FACTS = """
@@ -140,7 +141,7 @@ def test_it_ends_as_its_program_does(server, tmp_path, code, status, words):
 def test_it_and_its_children_are_found_by_their_mark(server, tmp_path):
     code = "import os, time; os.fork(); print('here', flush=True); time.sleep(60)"
     process, mark, out, _ = start(server, tmp_path / "job", code)
-    assert wait_until(lambda: out.read_text().count("here") == 2)
+    wait_until(lambda: out.read_text().count("here") == 2)
     assert len(processes.list_marked(mark)) == 2
     assert process.pid in processes.list_marked(mark)
     assert processes.end(mark, 5.0) == 2
@@ -214,7 +215,7 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
         assert isinstance(starter, ForkServer)
         process, mark, *_ = start(starter, tmp_path / "job", "import time; time.sleep(60)")
         os.kill(starter.pid, signal.SIGKILL)
-        assert wait_until(lambda: not is_alive(starter.pid))
+        wait_until(lambda: not is_alive(starter.pid))
         with pytest.raises(LaunchError):
             process.status()
         process.reap()
@@ -294,8 +295,8 @@ time.sleep(60)
         orchestrator.kill()
     os.kill(pids[0], signal.SIGCONT)
     try:
-        assert wait_until(lambda: not any(map(is_alive, pids)))
-        assert wait_until(lambda: not any(map(processes.list_marked, marks)))
+        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(processes.list_marked, marks)))
     finally:
         for mark in marks:
             processes.end(mark, 0.1)

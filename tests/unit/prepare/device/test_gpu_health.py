@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from pipeline.base.domain.marks import NO_MARKS
 from pipeline.gpu.selftest import health_checks as judged
 from pipeline.prepare.device import gpu_health, nvml
 from pipeline.prepare.device.gpu_health import Health, Xid
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state_file import Health as SimulatedHealth
 from tests.support import simulated
@@ -32,15 +30,12 @@ RECORDS = LOG.replace("MMU Fault\n SUB", "MMU Fault\r SUB").split("\n")
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
-    machine = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
-    with install_driver(machine.file.path):
+    with simulated.Machine.installed(tmp_path / "machine", "h100_80gb") as machine:
         yield machine
 
 
 def ill(machine: simulated.Machine, **what: Any) -> Health:
-    with machine.file.change() as cell:
-        gpu = dataclasses.replace(cell.state.gpus[0], health=SimulatedHealth(**what))
-        cell.state = cell.state.replace_gpu(0, gpu)
+    machine.change(health=SimulatedHealth(**what))
     return gpu_health.read(machine.rehearsed)
 
 

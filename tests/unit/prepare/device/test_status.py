@@ -91,13 +91,6 @@ def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> Kept:
     return Kept.make(tmp_path, "a100_40gb", "h100_80gb", locks=tmp_path / "locks", ask=call)
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
-
-
 def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
     a100.leave(0, 4)
     with install_driver(a100.file.path):

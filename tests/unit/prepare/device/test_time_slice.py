@@ -11,43 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.driver_programs import find_device_programs
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.records import Commands, Group
+from pipeline.base.domain.records import Commands
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
-from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
-from tests.support import simulated
-from tests.support.rows import gpu_settings
-from tests.support.rows import group as make_group
-
-
-class Machine(simulated.Machine):
-    @property
-    def smi(self) -> Smi:
-        return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
-
-    def sliced(self, length: str) -> AbstractContextManager[None]:
-        return time_slice.hold(length, self.smi, self.journal)
-
-    def group(self, *jobs: str, **changes) -> Group:
-        return make_group(*jobs, device=self.rehearsed, gpu=gpu_settings(lock_dir=self.locks), **changes)
-
-    def say(self, words: str, status: int = 0) -> None:
-        """Let nvidia-smi say this, whatever it is asked."""
-        program = Path(self.programs["nvidia-smi"])
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit {status}\n")
+from tests.support.simulated import Machine
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine.make(tmp_path, "h100_80gb")
-    with install_driver(machine.file.path):
+    with Machine.installed(tmp_path, "h100_80gb") as machine:
         yield machine
+
+
+def hold_slice(machine: Machine, length: str) -> AbstractContextManager[None]:
+    return time_slice.hold(length, machine.smi, machine.journal)
+
+
+def print_always(machine: Machine, words: str, status: int = 0) -> None:
+    """Let nvidia-smi print this, whatever it is asked."""
+    program = Path(machine.programs["nvidia-smi"])
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit {status}\n")
 
 
 def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine, tmp_path):
@@ -67,7 +54,7 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
 def test_a_time_slice_that_is_there_is_not_touched(machine):
     machine.driver.set_timeslice(0, 2)
     assert time_slice.list_commands(machine.smi, "medium", "medium") == Commands()
-    with machine.sliced("medium"):
+    with hold_slice(machine, "medium"):
         assert machine.journal.read_steps() == ()
     assert machine.gpu.timeslice == 2
 
@@ -75,7 +62,7 @@ def test_a_time_slice_that_is_there_is_not_touched(machine):
 def killed(machine: Machine) -> None:
     pid = os.fork()
     if pid == 0:
-        with machine.sliced("long"):
+        with hold_slice(machine, "long"):
             os._exit(9)
     os.waitpid(pid, 0)
     assert machine.gpu.timeslice == 3
@@ -115,7 +102,7 @@ def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch
 )
 def test_what_cannot_be_set_is_an_error_that_names_the_command(machine, code, says):
     machine.fail("compute-policy", code, times=None)
-    with pytest.raises(SharingError, match=says) as refused, machine.sliced("long"):
+    with pytest.raises(SharingError, match=says) as refused, hold_slice(machine, "long"):
         pytest.fail("it is not set")
     assert "\n" not in str(refused.value)
     assert (machine.gpu.timeslice, machine.journal.read_steps()) == (0, ())
@@ -130,7 +117,7 @@ def test_what_cannot_be_set_is_an_error_that_names_the_command(machine, code, sa
     ],
 )
 def test_the_list_is_read_whatever_its_layout(machine, listing, value_read):
-    machine.say(listing)
+    print_always(machine, listing)
     assert time_slice.read(machine.smi) == value_read
 
 
@@ -144,10 +131,10 @@ def test_the_list_is_read_whatever_its_layout(machine, listing, value_read):
     ],
 )
 def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words, status):
-    machine.say(words, status)
+    print_always(machine, words, status)
     with (
         pytest.raises(SharingError, match=rf"does not print the time slice.*\(status {status}\)"),
-        machine.sliced("long"),
+        hold_slice(machine, "long"),
     ):
         pytest.fail("it is not known")
     assert not machine.journal.path.exists()
@@ -156,18 +143,14 @@ def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words
     assert "\n" not in str(refused.value)
 
 
-def test_what_cannot_be_is_refused_beforehand(machine):
+def test_a_group_without_time_slices_is_refused_beforehand(machine):
     device = machine.rehearsed
     refused = {
-        "needs an NVIDIA GPU": machine.group("a", "b") and dataclasses.replace(machine.group("a"), device=cpu_device()),
-        "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(device, mig_enabled=True)),
-        "is a MIG device": dataclasses.replace(
-            machine.group("a"), device=dataclasses.replace(device, parent=device.uuid)
-        ),
-        "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
-        "exclusive_process does not work": dataclasses.replace(
-            machine.group("a"), gpu=gpu_settings(exclusive_process=True)
-        ),
+        "needs an NVIDIA GPU": machine.group("a", device=cpu_device()),
+        "MIG mode is on": machine.group("a", device=dataclasses.replace(device, mig_enabled=True)),
+        "is a MIG device": machine.group("a", device=dataclasses.replace(device, parent=device.uuid)),
+        "gpu.admin=null forbids": machine.group("a", gpu={"admin": None}),
+        "exclusive_process does not work": machine.group("a", gpu={"exclusive_process": True}),
     }
     for words, group in refused.items():
         with pytest.raises(ConfigError, match=words):
@@ -179,7 +162,7 @@ def test_what_cannot_be_is_refused_beforehand(machine):
 
 
 def test_a_dry_run_without_the_gpu_says_what_would_be_run(machine):
-    unread = dataclasses.replace(machine.group("a"), device=dataclasses.replace(machine.rehearsed, details=()))
+    unread = machine.group("a", device=dataclasses.replace(machine.rehearsed, details=()))
     shutil.copy("/bin/false", machine.programs["nvidia-smi"])
     commands = Timeslice("short").list_setting_commands(unread)
     assert [words[-1] for words in (*commands.do, *commands.undo)] == ["1", "0"]

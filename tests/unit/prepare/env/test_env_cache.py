@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.env.venv import VenvEnv
 from tests.support.packages import wheel
+from tests.support.waiting import wait_until
 
 pytest.importorskip("uv")
 
@@ -242,13 +242,6 @@ def builds(tmp_path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 120) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def let_builds_go_on(tmp_path: Path) -> None:
     (tmp_path / "builds.may-go-on").touch()
 
@@ -256,11 +249,11 @@ def let_builds_go_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp_path):
     processes = [start() for _ in range(3)]
-    wait_for(lambda: builds(tmp_path))
+    wait_until(lambda: builds(tmp_path))
     (builder,) = builds(tmp_path)
     for process in processes:
         if process.pid != int(builder):
-            wait_for(lambda process=process: "waiting for another process" in process.stderr.readline())
+            wait_until(lambda process=process: "waiting for another process" in process.stderr.readline())
     let_builds_go_on(tmp_path)
     outputs = [process.communicate("", timeout=300)[0] for process in processes]
     assert len(set(outputs)) == 1 and outputs[0].strip()
@@ -270,9 +263,9 @@ def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp
 @pytest.mark.slow
 def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
     first = start()
-    wait_for(lambda: builds(tmp_path))
+    wait_until(lambda: builds(tmp_path))
     second = start()
-    wait_for(lambda: "waiting for another process" in second.stderr.readline())
+    wait_until(lambda: "waiting for another process" in second.stderr.readline())
     let_builds_go_on(tmp_path)
     digest = first.stdout.readline()
     assert second.stdout.readline() == digest and first.poll() is None
@@ -282,12 +275,12 @@ def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
 def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(start, tmp_path):
     step = tmp_path / "step"
     first = start(HANG=str(step))
-    wait_for(step.exists)
+    wait_until(step.exists)
     first.send_signal(signal.SIGKILL)
     first.wait()
     second = start()
     # The step of the killed build goes on by itself, and two builds in one folder would spoil each other.
-    wait_for(lambda: "waiting for another process" in second.stderr.readline())
+    wait_until(lambda: "waiting for another process" in second.stderr.readline())
     os.kill(int(step.read_text()), signal.SIGKILL)
     let_builds_go_on(tmp_path)
     out, err = second.communicate("", timeout=300)
@@ -303,7 +296,7 @@ def test_an_environment_that_is_used_is_not_taken_away_from_its_jobs(start, env,
     (marker,) = tmp_path.glob("cache/venv-*/environment.json")
     marker.unlink()
     other = start()
-    wait_for(lambda: "waiting for another process" in other.stderr.readline())
+    wait_until(lambda: "waiting for another process" in other.stderr.readline())
     assert len(builds(tmp_path)) == 1 and (marker.parent / "prefix/bin/python").exists()
     user.communicate("", timeout=300)
     assert other.stdout.readline().strip() and len(builds(tmp_path)) == 2

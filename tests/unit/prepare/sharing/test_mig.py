@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,14 +28,15 @@ from pipeline.prepare.mig import assignment, mig_smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from tests.support import simulated
+from tests.support.killed import run_killed
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
 KINDS = ("-mig", "-cgi", "-cci", "-dci", "-dgi")
+STEPS = ("subprocess.Popen", "os.truncate", "os.remove")
 FOREIGN = 14  # profile id of 2g on A100 and H100
 
 
@@ -65,43 +65,22 @@ class Machine(simulated.Machine):
         finally:
             shutil.rmtree(scratch)
 
-    def break_mig(self, fault: str) -> None:
-        with self.file.change() as cell:
-            gpu = cell.state.gpus[0]
-            health = dataclasses.replace(gpu.health, mig_fault=fault)
-            cell.state = cell.state.replace_gpu(0, dataclasses.replace(gpu, health=health))
-
     def profiles(self) -> list[str]:
         """Names of the profiles that exist, by start."""
         by_id = {profile.id: profile.name for profile in mig_table.find(self.gpu.model).profiles}
         return [by_id[instance.profile_id] for instance in sorted(self.gpu.instances, key=lambda i: i.start)]
 
 
-@contextmanager
-def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
-    """A machine with one GPU below pynvml."""
-    machine = Machine.make(folder, model, is_on=is_on)
-    with install_driver(machine.file.path):
-        yield machine
-
-
 @pytest.fixture
 def a100(tmp_path: Path) -> Iterator[Machine]:
-    with installed_machine(tmp_path, "a100_40gb") as machine:
+    with Machine.installed(tmp_path, "a100_40gb") as machine:
         yield machine
 
 
 @pytest.fixture
 def h100(tmp_path: Path) -> Iterator[Machine]:
-    with installed_machine(tmp_path, "h100_80gb", is_on=True) as machine:
+    with Machine.installed(tmp_path, "h100_80gb", is_on=True) as machine:
         yield machine
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
 
 
 @pytest.fixture
@@ -300,9 +279,7 @@ def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
 
 
 def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
-    with a100.file.change() as cell:
-        gpu = dataclasses.replace(cell.state.gpus[0], mig_pending=True)
-        cell.state = cell.state.replace_gpu(0, gpu)
+    a100.change(mig_pending=True)
     assert "a pending change of MIG mode from off to on" in refused(a100, SharingError)
 
 
@@ -392,12 +369,12 @@ def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> 
 def test_instances_that_a_faulty_driver_creates_otherwise_are_destroyed(
     a100: Machine, fault: str, profiles: list[str]
 ) -> None:
-    a100.break_mig(fault)
+    a100.change(health=dataclasses.replace(a100.gpu.health, mig_fault=fault))
     assert "did not create" in refused(a100, SharingError, *[None] * len(profiles), profiles=profiles)
 
 
 def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(h100: Machine) -> None:
-    h100.break_mig("displaced")
+    h100.change(health=dataclasses.replace(h100.gpu.health, mig_fault="displaced"))
     control = mig_smi.MigSmi(uuid=h100.device.uuid, program=h100.programs["nvidia-smi"])
     place = {"profile_id": FOREIGN, "start": 2}
     step = h100.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
@@ -405,7 +382,7 @@ def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(
         control.create(**place, amend=partial(h100.journal.amend, step))
     (created,) = h100.gpu.instances
     assert created.start != 2
-    h100.break_mig("")
+    h100.change(health=dataclasses.replace(h100.gpu.health, mig_fault=""))
     foreign = h100.driver.create_gpu_instance(0, **place)
     for _ in range(2):
         h100.journal.undo(step)
@@ -500,7 +477,7 @@ def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> Non
 def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, is_theirs: bool
 ) -> None:
-    with installed_machine(tmp_path, model) as machine:
+    with Machine.installed(tmp_path, model) as machine:
         with machine.shared(None):
             mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
@@ -541,48 +518,18 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     assert grouped == created and "leaves 2 of 7 " in unused
 
 
-def run_killed(machine: Machine, fatal: int) -> int:
-    """A group in a process of its own that SIGKILL ends at one of its steps; returns the status of the process.
-
-    The steps are each write to the journal, and each program: right before it starts, and right after.
-    """
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    try:
-        count = 0
-
-        def step() -> None:
-            nonlocal count
-            count += 1
-            if count == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def heard(event: str, args: Any) -> None:
-            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if is_write or event in ("subprocess.Popen", "os.truncate", "os.remove"):
-                step()
-
-        class Popen(subprocess.Popen[bytes]):
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                super().__init__(*arguments, **options)
-                step()
-
-        sys.addaudithook(heard)
-        subprocess.Popen = Popen  # type: ignore[misc]
-        with machine.shared(None, None, profiles=["1g", "1c.2g"]):
-            pass
-        os._exit(0)
-    finally:
-        os._exit(1)
+def run_group(machine: Machine) -> None:
+    with machine.shared(None, None, profiles=["1g", "1c.2g"]):
+        pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["a100_40gb", pytest.param("h100_80gb", marks=pytest.mark.exhaustive)])
 def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, model: str) -> None:
-    with installed_machine(tmp_path, model) as machine:
+    with Machine.installed(tmp_path, model) as machine:
         before = machine.gpu
         for fatal in range(1, 200):
-            status = run_killed(machine, fatal)
+            status = run_killed(partial(run_group, machine), fatal, STEPS, is_start_a_step=True)
             replay(machine.journal)
             assert machine.gpu == before, f"killed at step {fatal}"
             assert not machine.journal.path.exists()

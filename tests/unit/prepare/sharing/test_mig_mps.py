@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
-from tests.support.rows import gpu_settings
-from tests.support.rows import group as make_group
 from tests.support.simulated import Machine
 
 
@@ -35,14 +31,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
-    machine = Machine.make(folder)
-    with install_driver(machine.file.path):
-
-        def group(degree: int, **gpu) -> Group:
-            settings = gpu_settings(lock_dir=folder, **gpu)
-            return make_group(*["job"] * degree, device=machine.rehearsed, scenario="mig_mps", gpu=settings)
-
-        yield group
+    with Machine.installed(folder) as machine:
+        yield lambda degree, **gpu: machine.group(*["job"] * degree, scenario="mig_mps", gpu=gpu)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control_program import connect, write_program
 from tests.conftest import GPU
 from tests.support import fast_programs
+from tests.support.killed import run_killed
 from tests.support.rows import gpu_settings, workload
 from tests.support.rows import group as make_group
+from tests.support.waiting import wait_until
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
 LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", ControlProgram.environ
@@ -251,13 +254,6 @@ def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
         raise ValueError("the body")
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "says"),
@@ -428,33 +424,10 @@ def test_several_daemons_run_at_once(folder):
         assert control_of(first).ask(f"get_server_status {server_of(first)}") == ["ACTIVE"]
 
 
-def run_killed(folder: Path, fatal: int | None) -> int:
-    """A group in a process of its own that SIGKILL ends right before a step; returns its wait status.
-
-    Args:
-        folder: of the group and of the journal.
-        fatal: number of the step from 1; a number beyond the last kills nothing, `None` kills inside the group.
-    """
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    try:
-        count = 0
-
-        def step(event: str, args: Any) -> None:
-            nonlocal count
-            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & os.O_RDWR
-            if is_write or event in ("subprocess.Popen", "os.mkdir", "os.remove"):
-                count += 1
-                if count == fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(step)
-        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
-            if fatal is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(0)
-    finally:
-        os._exit(1)
+def run_group(folder: Path, *, is_killed_inside: bool = False) -> None:
+    with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
+        if is_killed_inside:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -462,7 +435,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     write_program(folder, init_s=0)
     left_behind = 0
     for fatal in range(1, 100):
-        status = run_killed(folder, fatal)
+        status = run_killed(partial(run_group, folder), fatal, ("subprocess.Popen", "os.mkdir", "os.remove"))
         left_behind += bool(daemons(folder))
         journal = Journal(folder, GPU.uuid, of_folder(folder))
         replay(journal)
@@ -480,7 +453,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
 @pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder)
-    run_killed(folder, None)
+    run_killed(partial(run_group, folder, is_killed_inside=True), 0, ())
     assert len(daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
