@@ -1,4 +1,4 @@
-"""What a study leaves and what it leaves alone, by its commands, on a simulated machine that outlives it."""
+"""Studies on a simulated GPU: what they leave, what they leave alone, and what is refused before anything."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_program
 from tests.support import forks, run_cases, simulated
 from tests.support.job_server import is_alive
-from tests.support.run_cases import SHORT
+from tests.support.run_cases import SHORT, TOY
 from tests.support.simulated import set_faults
 from tests.support.waiting import wait_for_training, wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
-TOY = [*run_cases.TOY, "listeners=host"]
+pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu", "pipeline/prepare")
+
+TOYS = [*run_cases.TOY, "listeners=host"]
 PROFILE_2G = 14
 # A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
 # test leaves is none of ours, and what ours leave is not cleared by another test.
@@ -59,7 +60,7 @@ class Kept(simulated.Machine):
 
     def start(self, *arguments: str, code: str = STUDY) -> forks.Fork:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
-        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, "baseline=never", *common, *arguments]
+        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOYS, "baseline=never", *common, *arguments]
         environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
         return forks.start(*argv, cwd=self.folder, env=environ)
 
@@ -228,7 +229,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
 @pytest.mark.slow
 def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
-    common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
+    common = [*TOYS, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
 
     def marks() -> list[str]:
         """Of the daemons of this study alone: tests of MPS may run beside this one."""
@@ -247,3 +248,108 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     following = forks.run(run, *common, "scenario=naive", "degree=1", *SHORT, cwd=tmp_path)
     assert following.returncode == 0, following.stderr
     assert pids(study_marks) == []
+
+
+RUN = str(PROJECT_DIR / "run.py")
+WITH_SIMULATED_DRIVER = f"""
+import runpy, sys
+from pathlib import Path
+from pipeline.simulation.install import install_driver
+state_file, *arguments = sys.argv[1:]
+sys.argv = [{RUN!r}, *arguments]
+with install_driver(Path(state_file)):
+    runpy.run_path({RUN!r}, run_name="__main__")
+"""
+WITHOUT_DRIVER = f"""
+import runpy, sys
+from pipeline.prepare.device import nvml
+nvml._start = lambda: False
+sys.argv[0] = {RUN!r}
+runpy.run_path({RUN!r}, run_name="__main__")
+"""
+
+
+def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
+    """Run Python to its end in a folder: exit status, output, errors."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | environ
+    done = forks.run(*command, f"gpu.lock_dir={folder}", cwd=folder, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Machine(simulated.Machine):
+    """A machine with one simulated GPU, of which run.py does not know that it is simulated."""
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """run.py on this machine, whose own nvidia-smi is the first on PATH."""
+        path = f"{self.folder / 'recording'}:{os.environ['PATH']}"
+        return run(
+            self.folder,
+            "-c",
+            WITH_SIMULATED_DRIVER,
+            str(self.file.path),
+            *arguments,
+            "baseline=never",
+            "gpu=auto",
+            PATH=path,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, template_store: Path) -> Machine:
+    """An A100 whose programs write down how they are called."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    machine = Machine.make(tmp_path)
+    machine.record_commands(**dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1"))
+    return machine
+
+
+@pytest.mark.slow
+def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    # A dry run, so that a GPU which is there after all stays as it is.
+    status, out, err = run(tmp_path, "-c", WITHOUT_DRIVER, "gpu=auto", "scenario=mig", "dry_run=true")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: scenario=mig needs an NVIDIA GPU with MIG, not ")
+    assert "rehearse it with gpu=simulated_h100_80gb" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machine) -> None:
+    machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
+    before = machine.file.read().gpus
+    status, out, err = machine.run("scenario=mig")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "does not support MIG; choose another GPU with gpu.device, or scenario=mps" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+
+
+@pytest.mark.slow
+def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(machine: Machine) -> None:
+    machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*TOY, "scenario=mig", "listeners=[]")
+    assert status == 1, err  # only trying tells: the group begins, and its row says why it failed
+    (line,) = [line for line in err.splitlines() if "failed:" in line]
+    uuid = before[0].uuid
+    assert f"failed: no permission for `{machine.folder / 'recording/nvidia-smi'} -i {uuid} -mig 1`" in line
+    assert "ask an administrator to allow this command" in line and "'gpu.admin=[sudo,-n]'" in line
+    assert line.partition("no permission")[2].rpartition(" (")[0] in out
+    assert machine.commands == [f"{machine.folder}/recording/nvidia-smi -i {uuid} -mig 1"]
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [["scenario=mig"], ["scenario=mps", "gpu.exclusive_process=true"]], ids=" ".join)
+def test_what_would_change_settings_is_refused_where_that_is_forbidden(machine: Machine, overrides: list[str]) -> None:
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*overrides, "gpu.admin=null")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and "gpu.admin=null forbids" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []
