@@ -184,8 +184,8 @@ def test_nothing_of_other_libraries_is_replaced_but_what_is_allowed(tmp_path):
     run(tmp_path, str(PROJECT_DIR / "run.py"), "-m", "degree=1,2", *QUICK, "--", "train.py")
     run(tmp_path, "-m", "pipeline.report", "--root", "mlruns", "--experiment", "collocation-rehearsal", "--no-log")
     assert len(list(tmp_path.glob("*.json"))) >= 3, "the study, the process that talks to MLflow, the report"
-    found = replaced.find_replaced(tmp_path)
-    assert found == ALLOWED
+    replacements = replaced.find_replaced(tmp_path)
+    assert replacements == ALLOWED
     assert len(ALLOWED) <= AT_MOST
 
 

@@ -257,7 +257,7 @@ BROUGHT = {
 }
 
 
-class NotStarted:
+class EnvironmentRecorder:
     """Keeps the environment that a job would have had."""
 
     interpreter = dataclasses.replace(PYTHON, environ=tuple(BROUGHT.items()))
@@ -268,7 +268,7 @@ class NotStarted:
 
 
 def test_an_environment_decides_neither_about_the_gpu_nor_about_who_hears_of_the_job(run):
-    starter = NotStarted()
+    starter = EnvironmentRecorder()
     assert run("well", starter=starter).result is Result.FAILED
     assert {key for key, value in BROUGHT.items() if starter.environ.get(key) == value} == {"COLOUR"}
     assert starter.environ["CUDA_VISIBLE_DEVICES"] == ""
@@ -279,7 +279,7 @@ def test_the_processes_of_each_job_meet_at_a_port_of_their_own(run, monkeypatch)
     ports = choose_ports(40)
     assert len({port["MASTER_PORT"] for port in ports}) == 40
     assert all(port["MASTER_PORT"] == port["PET_MASTER_PORT"] for port in ports)
-    starter = NotStarted()
+    starter = EnvironmentRecorder()
     run("well", starter=starter)
     assert 1024 < int(starter.environ["MASTER_PORT"]) != 29500
     monkeypatch.setenv("MASTER_PORT", "29999")

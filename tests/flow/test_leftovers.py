@@ -52,7 +52,7 @@ IMPATIENT = f"from pipeline.prepare.mig import mig_smi; mig_smi._RETRY_LIMIT_S, 
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept(simulated.Machine):
+class UserMachine(simulated.Machine):
     """A simulated machine with one GPU, and the commands of its user."""
 
     short_lived: Path
@@ -76,11 +76,11 @@ class Kept(simulated.Machine):
 
 
 @pytest.fixture
-def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UserMachine]:
     shutil.copytree(template_store, tmp_path / "mlruns")
     with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder:  # the path of a socket must be short
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
-        yield Kept.make(tmp_path, short_lived=Path(folder))
+        yield UserMachine.make(tmp_path, short_lived=Path(folder))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def kill_with_its_sender(study: forks.Fork) -> None:
 
 @pytest.mark.slow
 def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
-    a100: Kept, foreign_daemon: mps_daemon.ControlProgram
+    a100: UserMachine, foreign_daemon: mps_daemon.ControlProgram
 ) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
@@ -150,7 +150,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
 
 
 @pytest.mark.slow
-def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: int) -> None:
+def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: UserMachine, sleeper: int) -> None:
     Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
     before = a100.file.read()
     status, text = a100.run("scenario=mig", "degree=2")
@@ -162,7 +162,7 @@ def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper:
 
 
 @pytest.mark.slow
-def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
+def test_a_foreign_gpu_instance_is_named_and_stays(a100: UserMachine) -> None:
     driver = Driver(a100.file)
     driver.set_mig_mode(0, is_on=True)
     foreign = driver.create_gpu_instance(0, PROFILE_2G)
@@ -175,7 +175,7 @@ def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
 
 
 @pytest.mark.slow
-def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
+def test_the_lease_of_another_user_is_respected(a100: UserMachine) -> None:
     with install_driver(a100.file.path):
         (device,) = nvml.list_devices()
     before = a100.file.read()
@@ -189,7 +189,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 
 
 @pytest.mark.slow
-def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
+def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: UserMachine) -> None:
     before = a100.gpu
     a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
     status, text = a100.run("scenario=mig", "degree=1", code=IMPATIENT)
@@ -210,7 +210,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 
 
 @pytest.mark.slow
-def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
+def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: UserMachine) -> None:
     before = a100.gpu
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
     wait_until(lambda: len(a100.gpu.processes) == 2, process=study)

@@ -20,7 +20,7 @@ from pipeline.plan import config_reader, plan_text
 from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
-from tests.support.rows import Gone, group
+from tests.support.rows import EndedProcess, group
 
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 
@@ -224,7 +224,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
         gone, running = (
-            JobState(job=job, folder=tmp_path, started=ProcessStart(process=Gone(pid), at_ns=0))
+            JobState(job=job, folder=tmp_path, started=ProcessStart(process=EndedProcess(pid), at_ns=0))
             for pid in (ended.pid, os.getpid())
         )
         simulated.charge([gone], slots, ["python"], 10)
@@ -278,7 +278,10 @@ def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
         uuid = simulated.find_device(config.gpu).uuid
         states = [
             JobState(
-                job=job, folder=tmp_path, host_folder=tmp_path, started=ProcessStart(process=Gone(os.getpid()), at_ns=0)
+                job=job,
+                folder=tmp_path,
+                host_folder=tmp_path,
+                started=ProcessStart(process=EndedProcess(os.getpid()), at_ns=0),
             )
             for job in jobs
         ]

@@ -40,7 +40,7 @@ FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerRecord:
     """What is left of a worker.
 
     Attributes:
@@ -69,8 +69,8 @@ def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]:
-    def run_shards(name: str, *shards: int) -> Seen:
+def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., WorkerRecord]:
+    def run_shards(name: str, *shards: int) -> WorkerRecord:
         folder = tmp_path / name
         worker = start(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
         assert worker.stdin is not None
@@ -81,7 +81,7 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
         states = (folder / "states.jsonl").read_text().replace(str(folder), "FOLDER")
         messages = [FIGURES.sub("N", line) for line in err.replace(str(folder), "FOLDER").splitlines()]
         messages = [OF_THE_MOMENT.sub("", line) for line in messages if not OF_THE_MACHINE.search(line)]
-        return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
+        return WorkerRecord(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
 
     return run_shards
 
@@ -98,7 +98,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> None:
+def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., WorkerRecord]) -> None:
     together, second, first = run("together", 2, 1), run("second", 2), run("first", 1)
     assert together.answers == second.answers + first.answers and sorted(together.answers) == [0, 1]
     assert together.states == second.states + first.states

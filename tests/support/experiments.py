@@ -66,7 +66,7 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
 
 def sweeper_of(arguments: Sequence[str]) -> Any:
     """Return the sweeper of a command line; all tests share the configurations that its launcher composes."""
-    return _kept_sweeper(tuple(arguments))
+    return _cached_sweeper(tuple(arguments))
 
 
 class _Shared(dict[tuple[str, ...], Any]):
@@ -107,7 +107,7 @@ def share_with_other_workers(folder: Path) -> None:
 
 
 @functools.cache
-def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
+def _cached_sweeper(arguments: tuple[str, ...]) -> Any:
     sweeper = _sweeper(arguments, PROJECT_DIR / "conf")
     sweeper.launcher.composed = _Shared(arguments)
     return sweeper

@@ -45,10 +45,10 @@ def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator
         for number, element in enumerate(value):
             yield from violations(element, schema.get("items", {}), f"{where}[{number}]")
     if isinstance(value, dict):
-        yield from _of_object(value, schema, where)
+        yield from _find_in_object(value, schema, where)
 
 
-def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
+def _find_in_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
     yield from (f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in value)
     if len(value) < schema.get("minProperties", 0):
         yield f"{where}: {len(value)} properties"

@@ -148,7 +148,7 @@ class Dcgmi:
         self.path.chmod(0o755)
         return str(self.path)
 
-    def asked(self, kind: str) -> list[list[str]]:
+    def list_calls(self, kind: str) -> list[list[str]]:
         """The calls of one kind, in order."""
         calls = [json.loads(line) for line in Path(f"{self.path}.log").read_text().splitlines()]
         return [call for call in calls if call[0] == kind]
@@ -194,14 +194,14 @@ def test_fields_can_be_compared_with_those_of_gpm() -> None:
 def test_the_gpu_is_found_by_uuid_and_fields_are_asked_for_by_id(dcgmi: Dcgmi) -> None:
     dcgmi.first_samples()
     ids = ",".join(FIELDS)
-    assert dcgmi.asked("dmon") == [["dmon", "-e", ids, "-i", "gpu:1", "-d", "1000"]]
+    assert dcgmi.list_calls("dmon") == [["dmon", "-e", ids, "-i", "gpu:1", "-d", "1000"]]
 
 
 def test_instances_are_asked_for_by_entity_and_told_apart_by_nvml_id(dcgmi: Dcgmi) -> None:
     """The other GPU has an instance 2 too, and 13 begins like 1."""
     dcgmi.rows = {"GPU-I 7": {"1001": "0.250"}, "GPU-I 8": {"1001": "0.750"}}
     samples = dcgmi.first_samples(13, 2, 13, count=3)
-    assert dcgmi.asked("dmon")[0][4] == "gpu:1,i:7,i:8"
+    assert dcgmi.list_calls("dmon")[0][4] == "gpu:1,i:7,i:8"
     assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in samples] == [
         (None, 0.999),
         (2, 0.25),
@@ -212,7 +212,7 @@ def test_instances_are_asked_for_by_entity_and_told_apart_by_nvml_id(dcgmi: Dcgm
 def test_an_instance_that_the_engine_sees_late_is_waited_for(dcgmi: Dcgmi) -> None:
     dcgmi.hierarchy_is_late_by = 1
     assert [sample.gi_id for sample in dcgmi.first_samples(2, count=2)] == [None, 2]
-    assert len([call for call in dcgmi.asked("discovery") if call[1] == "-c"]) == 2
+    assert len([call for call in dcgmi.list_calls("discovery") if call[1] == "-c"]) == 2
 
 
 def test_an_instance_that_the_engine_does_not_know_is_left_out_with_a_warning(
@@ -386,7 +386,7 @@ def test_an_engine_that_goes_away_is_an_error_with_its_words(dcgmi: Dcgmi) -> No
     listener = DcgmListener(1000, program=dcgmi.write())
     with pytest.raises(ListenerError, match=r"status 241.*disconnected"), listener.observe(OneDevice(), Collected()):
         wait_until(lambda: thread_of(listener) is None)
-    assert len(dcgmi.asked("dmon")) == 1, "that is no refusal, and nothing is tried again"
+    assert len(dcgmi.list_calls("dmon")) == 1, "that is no refusal, and nothing is tried again"
 
 
 def test_one_that_says_nothing_is_an_error_in_time(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:

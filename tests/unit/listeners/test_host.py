@@ -55,7 +55,7 @@ def _cpu_seconds(sink: Collected, index: int = 0) -> float:
     return sum((b.t_ns - a.t_ns) / 1e9 * b.values["cpu_pct"] / 100 for a, b in pairs)
 
 
-def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
+def sample_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
     """What the listener samples of this process as its one job, until that is enough."""
     group, sink = OneDevice(CPU), Collected()
     group.jobs = {0: os.getpid()}
@@ -207,7 +207,7 @@ class TestHostListenerOnJobs:
             return read(path)
 
         monkeypatch.setattr(host, "read_file", refuse)
-        sink = of_this_process(lambda sink: len([sample for sample in sink if sample.job == 0]) >= 2)
+        sink = sample_this_process(lambda sink: len([sample for sample in sink if sample.job == 0]) >= 2)
         for sample in (sample for sample in sink if sample.job == 0):
             assert {"rss_mib", "num_processes"} <= sample.values.keys()
             assert not {"pss_mib", "pss_peak_mib", "read_mib_per_s", "write_mib_per_s"} & sample.values.keys()
@@ -221,7 +221,7 @@ class TestHostListenerOnJobs:
             return read(path)
 
         monkeypatch.setattr(host, "read_file", slow)
-        sink = of_this_process(lambda sink: len(sink.named("num_processes", 0)) >= 5)
+        sink = sample_this_process(lambda sink: len(sink.named("num_processes", 0)) >= 5)
         assert len(sink.named("pss_mib", 0)) == 1, "20 ms of reading earn 2 s of rest"
 
     def test_threads_that_share_a_cpu_wait_for_it(self) -> None:
@@ -246,7 +246,7 @@ class TestHostListenerOnJobs:
             return read_file(path)
 
         monkeypatch.setattr(threads, "read_file", old_kernel)
-        sink = of_this_process(lambda sink: len(sink.named("cpu_pct", 0)) >= 2)
+        sink = sample_this_process(lambda sink: len(sink.named("cpu_pct", 0)) >= 2)
         assert not sink.named("run_queue_delay_pct", 0) and not sink.named("involuntary_switches_per_s", 0)
 
     def test_the_clock_is_that_of_the_cpu_that_the_busiest_process_ran_on(
@@ -255,7 +255,7 @@ class TestHostListenerOnJobs:
         monkeypatch.setattr(host, "_HAS_CLOCKS", True)
         clocks = {f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in os.sched_getaffinity(0)}
         monkeypatch.setattr(host, "read_file", lambda path: b"3400000\n" if path in clocks else read_file(path))
-        sink = of_this_process(lambda sink: bool(sink.named("cpu_clock_mhz", 0)))
+        sink = sample_this_process(lambda sink: bool(sink.named("cpu_clock_mhz", 0)))
         assert sink.named("cpu_clock_mhz", 0)[0] == pytest.approx(3400)
 
     def test_the_machine_has_its_memory_and_load(self) -> None:

@@ -197,7 +197,7 @@ def devices_of(*models: str) -> list[Device]:
     return [dataclasses.replace(GPU, index=i, uuid=f"GPU-{i}", name=model) for i, model in enumerate(models)]
 
 
-class Recorded(WorkerProcess):
+class IdleWorker(WorkerProcess):
     """A worker that only keeps what it was to do."""
 
     def __init__(self, device: Device, decided: Mapping[str, object]) -> None:
@@ -227,17 +227,17 @@ def fleet_of(devices: list[Device], shards: Mapping[str, list[int]], limit_s: fl
         config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
         return SimpleNamespace(config=config)
 
-    def of_model(model: str) -> list[Device]:
+    def list_devices(model: str) -> list[Device]:
         return [device for device in devices if device.name == model]
 
     parts = [
-        fleets.Part(request=request(model), devices=of_model(model), waiting=deque(waiting))
+        fleets.Part(request=request(model), devices=list_devices(model), waiting=deque(waiting))
         for model, waiting in shards.items()
     ]
     fleet = fleets.Fleet(request(""), devices, parts)
 
     def start(device: Device, decided: Mapping[str, object], _: object) -> WorkerProcess:
-        fleet.workers.append(Recorded(device, decided))
+        fleet.workers.append(IdleWorker(device, decided))
         return fleet.workers[-1]
 
     fleet.start = start  # type: ignore[method-assign]

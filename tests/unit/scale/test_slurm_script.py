@@ -112,7 +112,7 @@ def test_an_option_cannot_smuggle_in_a_line() -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch):
+def remaining(monkeypatch: pytest.MonkeyPatch):
     """What is left of a plan of three shards, of which the store has these."""
 
     def look(*shards: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
@@ -129,14 +129,14 @@ def shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespa
     return SimpleNamespace(number=number, state=state, tasks=tasks, results=results)
 
 
-def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
+def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(remaining, capsys) -> None:
     begun = [shard(1, "done"), shard(2, "running", "14_2"), shard(3, "waiting", "14_3")]
-    assert left(*begun) == ([], 2)
+    assert remaining(*begun) == ([], 2)
     assert "shards 2, 3 are still in the queue (job 14); wait, or run scancel 14" in capsys.readouterr().err
-    assert left(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
-    assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
-    assert left(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
-    assert left(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
+    assert remaining(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
+    assert remaining(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
+    assert remaining(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
+    assert remaining(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
@@ -145,7 +145,7 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
-    def left(error: CommandError) -> tuple[list[int], int]:
+    def remaining(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "read_cluster_states", lambda *_: (_ for _ in ()).throw(error))
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", shard_sizes=(1, 1))
@@ -154,13 +154,13 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     with pytest.raises(
         ConfigError, match=r"the shards in the queue cannot be read: .*timed out.*; start again with resume=true"
     ):
-        left(CommandError(["squeue"], 1, "Socket timed out"))
-    assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
+        remaining(CommandError(["squeue"], 1, "Socket timed out"))
+    assert remaining(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
     assert "warning: shards in the queue of another cluster are also submitted here: " in capsys.readouterr().err
 
 
-def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(left) -> None:
-    assert left(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
+def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(remaining) -> None:
+    assert remaining(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_grant_that_is_no_whole_gpu_of_this_machine_is_refused(granted, words,
         device_choice.find_device(None, needs_gpu=False)
 
 
-def in_use(*looks: bool, by: str = "alice") -> InUseError:
+def make_busy_error(*looks: bool, by: str = "alice") -> InUseError:
     answers = iter(looks)
     return InUseError("busy; wait=true", f"GPU 0, which is held by {by}", lambda: next(answers, looks[-1]))
 
@@ -80,9 +80,9 @@ def quick(monkeypatch):
 
 def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):
     patience = WaitBudget(is_wanted=True, limit_s=60.0)
-    patience.wait(in_use(False, False, True))
-    patience.wait(in_use(False, True))  # taken again before we came
-    patience.wait(in_use(True, by="bob"))
+    patience.wait(make_busy_error(False, False, True))
+    patience.wait(make_busy_error(False, True))  # taken again before we came
+    patience.wait(make_busy_error(True, by="bob"))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(";")[0] for line in lines] == [
         "waiting for GPU 0, which is held by alice",
@@ -94,15 +94,15 @@ def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):
 def test_the_limit_is_for_all_waits_together():
     patience = WaitBudget(is_wanted=True, limit_s=0.05)
     with pytest.raises(GpuBusyError, match=r"waited 0 s \(wait_limit_s\), but busy"):
-        patience.wait(in_use(False))
+        patience.wait(make_busy_error(False))
     with pytest.raises(GpuBusyError, match=r"\(wait_limit_s\), but busy"):
-        patience.wait(in_use(False))
+        patience.wait(make_busy_error(False))
 
 
 def test_the_time_limit_of_the_study_holds_while_it_waits_and_counts_what_was_waited():
     patience = WaitBudget(is_wanted=True, limit_s=60.0, time_limit_s=0.05)
     with pytest.raises(GpuBusyError, match=r"waited 0 s \(time_limit_s\), but busy"):
-        patience.wait(in_use(False))
+        patience.wait(make_busy_error(False))
     assert patience.waited_s >= 0.05
 
 
@@ -117,7 +117,7 @@ def test_a_signal_ends_the_wait_which_is_said(capsys):
 
 
 def test_who_does_not_want_to_wait_is_refused():
-    error = in_use(True)
+    error = make_busy_error(True)
     with pytest.raises(InUseError) as refused:
         WaitBudget(is_wanted=False, limit_s=60.0).wait(error)
     assert refused.value is error

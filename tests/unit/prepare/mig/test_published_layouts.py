@@ -281,7 +281,7 @@ def test_the_engines_decide_which_instances_coexist_also_where_no_name_tells() -
 NUM_TRIED = 20
 
 
-class Placed(Mig):
+class FixedMig(Mig):
     """MIG with a layout that is given instead of planned."""
 
     def __init__(self, layout: Layout, program: str) -> None:
@@ -352,7 +352,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
                 group = make_group(*["job"] * len(devices), device=device, gpu=gpu, scenario="mig")
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
-                sharing = Placed(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
+                sharing = FixedMig(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
                 with sharing.prepare(group, scratch) as slots:
                     by_gi = {instance.id: (instance.profile_id, instance.start) for instance in machine.gpu.instances}
                     assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == devices

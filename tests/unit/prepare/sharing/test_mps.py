@@ -120,7 +120,7 @@ def pid_of_daemon(slots: Slots) -> int:
     return int((control_of(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
 
 
-def of_folder(folder: Path) -> Programs:
+def make_programs(folder: Path) -> Programs:
     return Programs(configured={mps_daemon.CONTROL: str(folder / mps_daemon.CONTROL)})
 
 
@@ -437,7 +437,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     for fatal in range(1, 100):
         status = run_killed(partial(run_group, folder), fatal, ("subprocess.Popen", "os.mkdir", "os.remove"))
         left_behind += bool(daemons(folder))
-        journal = Journal(folder, GPU.uuid, of_folder(folder))
+        journal = Journal(folder, GPU.uuid, make_programs(folder))
         replay(journal)
         assert daemons(folder) == [], f"killed at step {fatal}"
         assert not journal.path.exists()
@@ -457,7 +457,7 @@ def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder,
     assert len(daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
-    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(simulated={})))
+    (step,) = replay(Journal(folder, GPU.uuid, make_programs(folder) if knows_program else Programs(simulated={})))
     assert step.kind == "mps_daemon"
     assert daemons(folder) == []
 
