@@ -10,12 +10,18 @@ import base64
 import hashlib
 import io
 import json
+import os
 import platform
+import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # builds of packages import this module where the project is not
+    from pipeline.base.domain.records import Interpreter
 
 VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 SHORT = "{}.{}".format(*sys.version_info[:2])
@@ -148,6 +154,15 @@ def project(folder: Path, name: str) -> Path:
         "build_editable = build_wheel\n"
     )
     return folder
+
+
+def run_python(interpreter: Interpreter, program: str, **environ: str) -> str:
+    """Return what a program prints in an environment, with the variables that a job would get."""
+    variables = os.environ | environ | dict(interpreter.environ)
+    argv = [interpreter.python, "-c", program]
+    done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def _metadata(name: str, version: str) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import EnvTool, Interpreter
+from pipeline.base.domain.records import EnvTool
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
@@ -22,7 +21,7 @@ from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.support.packages import VERSION, Channel, project, wheel
+from tests.support.packages import VERSION, Channel, project, run_python, wheel
 
 pytest.importorskip("rattler")
 
@@ -41,23 +40,13 @@ def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return lambda file, **options: CondaEnv(str(file), cache_root=str(tmp_path / "cache"), **options).resolve()
 
 
-def run(interpreter: Interpreter, program: str, **environ: str) -> str:
-    """What a program prints in the environment, with the variables that a job would get."""
-    variables = os.environ | environ | dict(interpreter.environ)
-    done = subprocess.run(
-        [interpreter.python, "-c", program], env=variables, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_an_environment_holds_what_its_file_says_and_nothing_of_the_orchestrators(channel, resolve, tmp_path):
     interpreter = resolve(channel.environment_yml(tmp_path / "environment.yml", "tiny=1"))
-    assert run(interpreter, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert run_python(interpreter, "import tiny; print(tiny.VERSION)") == "1.0"
     (tmp_path / "path").mkdir()
     (tmp_path / "path/stray.py").write_text("")
     find = "import importlib.util as u; print([u.find_spec(n) is None for n in ('stray', 'hydra', 'mlflow')])"
-    assert run(interpreter, find, PYTHONPATH=str(tmp_path / "path")) == "[True, True, True]"
+    assert run_python(interpreter, find, PYTHONPATH=str(tmp_path / "path")) == "[True, True, True]"
     assert interpreter.to_build is None
 
 
@@ -71,7 +60,7 @@ def test_the_variables_are_those_of_an_activated_environment(channel, resolve, t
     prefix = str(interpreter.python.parent.parent)
     assert environ["TINY_HOME"] == f"{prefix}/share" and environ["COLOUR"] == "deep blue"
     assert environ["CONDA_PREFIX"] == prefix and environ["PATH"].split(":")[0] == f"{prefix}/bin"
-    assert run(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
+    assert run_python(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
 
 
 @pytest.mark.slow
@@ -115,7 +104,7 @@ def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_
     assert again.python != original.python
     assert again.lock == original.lock and again.lock_digest == original.lock_digest
     versions = "import os, tiny, tinywheel; print(tiny.VERSION, tinywheel.VERSION, os.environ['COLOUR'])"
-    assert run(again, versions) == run(original, versions) == "2.0 3.0 blue"
+    assert run_python(again, versions) == run_python(original, versions) == "2.0 3.0 blue"
     assert resolve(lock).python == again.python
 
 
@@ -128,7 +117,7 @@ def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolv
         archive.writestr("more.py", "VERSION = 'changed'")
     second = resolve(file)
     assert second.lock_digest != first.lock_digest
-    assert run(second, "import more; print(more.VERSION)") == "changed"
+    assert run_python(second, "import more; print(more.VERSION)") == "changed"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -17,7 +16,7 @@ from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env import probe, requirements
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.support.packages import VERSION, project, wheel
+from tests.support.packages import VERSION, project, run_python, wheel
 
 pytest.importorskip("uv")
 OFFLINE = "--no-index\n--find-links wheels\n"
@@ -47,12 +46,8 @@ def change(archive: Path) -> None:
         content.writestr("more.py", "")
 
 
-def version_of(interpreter: Interpreter, module: str = "tiny") -> str:
-    program = f"import {module}; print({module}.VERSION)"
-    environ = os.environ | dict(interpreter.environ)
-    done = subprocess.run([interpreter.python, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def version_of(interpreter: Interpreter) -> str:
+    return run_python(interpreter, "import tiny; print(tiny.VERSION)")
 
 
 def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
