@@ -318,7 +318,6 @@ def test_a_script_that_fails_in_an_image_has_its_own_error(begin_in_image):
     assert done.status == 1 and "RuntimeError: no such layer" in done.err
 
 
-@pytest.mark.slow
 def test_another_image_is_another_environment(begin_in_image, tmp_path):
     digests = []
     for comment in ("", "another layer\n"):

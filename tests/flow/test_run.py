@@ -288,7 +288,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         assert {run.data.tags["collocation.result"] for run, _ in groups(client)} == {"ok"}
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("what", "before"),
     [

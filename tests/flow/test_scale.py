@@ -205,7 +205,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     assert "2 groups: 2 not finished\n" in err
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

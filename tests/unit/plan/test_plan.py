@@ -354,7 +354,6 @@ def added(tmp_path, monkeypatch):
     return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
 
 
-@pytest.mark.slow
 def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     folder, here = added
     (folder / "others.py").write_text(

@@ -106,7 +106,6 @@ def test_values_of_the_file_go_with_the_workloads_that_they_are_of(conf):
     assert (of_m.name, of_m.image_px, of_m.batch_size, of_m.environ) == ("tiny", 32, 16, {})
 
 
-@pytest.mark.slow
 def test_a_program_without_a_small_form_is_left_alone_and_a_script_is_replaced(conf):
     command = "command: 'serve {port}'"
     (conf / "experiment/mine.yaml").write_text(

@@ -181,7 +181,6 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     store = open_store(root)
     for number, change in enumerate(DAMAGED, start=1):

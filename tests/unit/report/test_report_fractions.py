@@ -119,7 +119,6 @@ def test_shares_of_which_only_one_number_of_jobs_ran_are_no_fractions() -> None:
     assert "fractions" not in {table.name for table in make_tables(study(*rows), cells, [], [], [])}
 
 
-@pytest.mark.slow
 def test_a_figure_has_a_panel_for_each_known_quantity() -> None:
     (sketch,) = fractions.sketches(make_cells(study(*whole_and_half())), None)
     svg = draw(sketch, "fractions", is_simulated=False).svg

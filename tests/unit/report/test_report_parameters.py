@@ -238,7 +238,6 @@ def on_instance(profile: str, rate: float) -> Any:
     return job(0, params(), None, metrics=figures, place={"mig_profile": profile, "gi_id": "1"})
 
 
-@pytest.mark.slow
 def test_the_same_jobs_on_instances_of_several_profiles_are_drawn_against_the_profile() -> None:
     rows = [
         row("mig", (on_instance(profile, rate),), options={"profile": profile})

@@ -140,7 +140,7 @@ def test_every_fault_has_a_finder() -> None:
     assert set(FINDERS) == set(MIG_FAULTS)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", MIG_FAULTS)
 def test_a_fault_of_mig_is_found(begin: Begin, fault: str) -> None:
     """By a promise, or for a rule that is none of our promises, by the twin."""
@@ -269,7 +269,6 @@ def test_a_broken_promise_has_an_exit_status_and_a_line(kept: Kept) -> None:
     assert "<code>[0, 1, 2]</code>" in (kept.out / "index.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "checks", ["mode", pytest.param("existing,refusals,jobs,counters,isolation,mps", marks=pytest.mark.slow)]
 )

@@ -93,7 +93,6 @@ def test_every_listener_is_asked_at_every_step(h100: Kept) -> None:
     assert h100.file.path.read_text() == before
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ends")
 def test_an_instance_that_is_capped_fails_with_its_name(h100: Kept) -> None:
     h100.divide((9, 0), (19, 4))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pipeline.planner.commands import check_command
 from pipeline.planner.results import plan_check
 from tests.support.report_rows import study
 from tests.unit.planner.results.test_plan_check import PLAN, runs_of
 
 
-@pytest.mark.slow
 def test_the_report_has_the_table_first_and_a_picture_of_the_gpus(tmp_path: Path) -> None:
     measured = study(*runs_of(PLAN))
     table = plan_check.build_table(plan_check.check(PLAN, measured, None, "plan.json"), "plan.json")

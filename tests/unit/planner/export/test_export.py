@@ -73,7 +73,6 @@ def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
     assert "objective_percentile" not in values[first.sizes[4]]
 
 
-@pytest.mark.slow
 def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_path: Path, capsys) -> None:
     slow = Gpu(model=H100, instances=(instance("3g.40gb", 0, "infer_tiny_text", 30.0, latency_p99_ms=9.0),))
     plan = plan_of(slow, rate=1.5)

@@ -93,7 +93,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_replay_ends_in_the_state_that_was_planned(
     bench: Bench, seed: int, capsys: pytest.CaptureFixture[str]

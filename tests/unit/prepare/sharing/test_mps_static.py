@@ -90,7 +90,6 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
         pytest.fail("it was refused")
 
 
-@pytest.mark.slow
 def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(machine, monkeypatch):
     monkeypatch.setattr(mps_static, "_PROOF_LIMIT_S", 0.2)
     group = machine.group("a", "b")
