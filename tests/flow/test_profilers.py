@@ -16,7 +16,7 @@ from pipeline.clean import processes
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks, run_cases
 from tests.support.run_cases import TOY, groups
-from tests.support.run_fixtures import Program
+from tests.support.run_program import Program
 from tests.support.studies import Study
 from tests.support.trace_format import problems
 from tests.support.waiting import wait_until

@@ -18,7 +18,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system.paths import PROJECT_DIR, shorten_path
 from pipeline.clean import processes
 from tests.support.run_cases import SHORT, TOY, groups
-from tests.support.run_fixtures import Program
+from tests.support.run_program import Program
 from tests.support.waiting import wait_for_training, wait_until
 
 pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]

@@ -17,7 +17,7 @@ from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY
-from tests.support.run_fixtures import Program
+from tests.support.run_program import Program
 from tests.support.tracking_cases import wait_for
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]

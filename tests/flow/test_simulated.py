@@ -27,7 +27,7 @@ from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support import fast_programs, power_source
 from tests.support.run_cases import BRIEF, TOY, groups
-from tests.support.run_fixtures import Program
+from tests.support.run_program import Program
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 

@@ -17,7 +17,7 @@ import pytest
 from pipeline.record.invocation import STUDY as TYPED
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY, groups
-from tests.support.run_fixtures import Program
+from tests.support.run_program import Program
 from tests.support.tracking_cases import wait_for
 
 pytestmark = pytest.mark.covers("pipeline/scale")
