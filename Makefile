@@ -6,7 +6,9 @@ ARGS ?=
 .PHONY: run test test-all test-changed lint docs
 # Tests start hundreds of Python programs, which keep nothing that they compile where the environment forbids it.
 COMPILE = $(VENV)/bin/python -m compileall -q pipeline listeners workloads hydra_plugins tests
-PYTEST = $(VENV)/bin/python -m pytest -n 4 --dist worksteal
+# For two CPUs: tests wait for their processes some of the time, and each worker imports everything.
+WORKERS ?= 3
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 run: $(VENV)/.installed
 	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=5)
 

@@ -7,9 +7,10 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,8 @@ def _keep_files_in_memory() -> None:
     """Put temporary folders into memory, where the machine offers it: waiting for a disk is a third of the suite."""
     if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
         return
-    there = os.statvfs(_MEMORY)
-    if there.f_bavail * there.f_frsize >= _MEMORY_GIB * 2**30 and not there.f_flag & os.ST_NOEXEC:
+    file_system = os.statvfs(_MEMORY)
+    if file_system.f_bavail * file_system.f_frsize >= _MEMORY_GIB * 2**30 and not file_system.f_flag & os.ST_NOEXEC:
         os.environ["TMPDIR"] = str(_MEMORY)
         tempfile.tempdir = None  # what was found before
 
@@ -85,6 +86,10 @@ _IMPORTING_TORCH = {
 }
 
 
+# Modules whose tests wait for servers, clusters and many studies in a row, most of the time.
+_WAITING = {_HERE / "flow" / f"test_{name}.py" for name in ("slurm", "fail_everywhere", "server", "installed", "scale")}
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave alone what imports torch where it is missing or none of it is to run, and what no change is about."""
     words = config.option.markexpr
@@ -106,11 +111,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if not HAS_TORCH and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+    _spread_waiting_modules(items)
     if revision := config.getoption("changed"):
         changed = changed_rooms.changed_since(revision)
-        others = [item for item in items if not changed_rooms.is_about(item, changed)]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        unrelated = [item for item in items if not changed_rooms.is_about(item, changed)]
+        config.hook.pytest_deselected(items=unrelated)
+        items[:] = [item for item in items if item not in set(unrelated)]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -129,10 +135,22 @@ def _leave_cases_to_ci(items: list[pytest.Item]) -> None:
     for family in cases.values():
         family.sort(key=_read_place)  # pytest-randomly has shuffled them: each run would have other cases
         (num_kept,) = next(family[0].iter_markers("sampled")).args
-        kept = {index * len(family) // num_kept for index in range(num_kept)}
+        default_cases = {index * len(family) // num_kept for index in range(num_kept)}
         for index, item in enumerate(family):
-            if index not in kept:
+            if index not in default_cases:
                 item.add_marker(pytest.mark.slow)
+
+
+def _spread_waiting_modules(items: list[pytest.Item]) -> None:
+    """Put the modules that wait for minutes first, each into the share of another worker, so that none begins last."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting = [list(module) for _, module in itertools.groupby(items, lambda item: item.path)]
+    waiting = sorted((module for module in waiting if module[0].path in _WAITING), key=len, reverse=True)
+    ordered = [item for item in items if item.path not in _WAITING]
+    for number, module in enumerate(waiting):
+        start = len(ordered) * (number % num_workers) // num_workers
+        ordered[start:start] = module
+    items[:] = ordered
 
 
 def _read_place(item: pytest.Item) -> list[int]:
@@ -155,8 +173,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 
     The path of what it wrote, which tests only read; the other workers wait for it.
     """
-    own = tmp_path_factory.getbasetemp()
-    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    base = tmp_path_factory.getbasetemp()
+    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def path_of(name: str, write: Callable[[Path], object]) -> Path:
         path = common / name
@@ -178,9 +196,17 @@ def _share_between_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
+def sleeper() -> Iterator[int]:
+    """Return the PID of a process that does nothing, as a process of somebody else."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
 def compose() -> Callable[..., list[DictConfig]]:
     """Compose one configuration for each list of overrides, as a sweep does."""
-    return lambda *overrides: [composed(given) for given in overrides]
+    return lambda *overrides: [composed(words) for words in overrides]
 
 
 @pytest.fixture
@@ -193,7 +219,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
     def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
-        configs = config_reader.read(compose(*([*given, *alone] for given in overrides)))
+        configs = config_reader.read(compose(*([*words, *alone] for words in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
         return plan_builder.check_plan(plan)
 

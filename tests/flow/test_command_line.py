@@ -153,6 +153,7 @@ def test_keys_of_a_script_for_a_mix_are_answered_with_the_map_that_works(refusal
     assert """'mix=[{command: "a.py --lr 1", metric_pattern: "([0-9.]+) it/s", work_unit: steps},{comm""" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", ["degre=1,2", pytest.param("+degre=1,2", marks=pytest.mark.slow)])
 def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre does not exist; did you mean degree?"
@@ -162,15 +163,22 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
 
 @pytest.mark.slow
 def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_it(tmp_path):
-    asked = [PROJECT_DIR / "run.py", "gpu=simulated_a100_40gb", "workload=tiny", "scenario.profile=1g", "dry_run=true"]
-    done = forks.run(*asked, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
+    command = [
+        PROJECT_DIR / "run.py",
+        "gpu=simulated_a100_40gb",
+        "workload=tiny",
+        "scenario.profile=1g",
+        "dry_run=true",
+    ]
+    done = forks.run(*command, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
     assert done.returncode == 0 and "mig_mps-2x-tiny-profile=1g" in done.stdout, done.stderr
-    done = forks.run(*asked, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
+    done = forks.run(*command, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
     assert done.returncode == 2
     line = "^error: scenario.profile does not exist in scenario=naive; .* \\(in the combination .*scenario=naive"
     assert re.search(line, done.stderr), done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny", "duration=minutes,minutes"])
 def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
     name = group.partition("=")[0]
@@ -179,13 +187,14 @@ def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_blocks_without_a_sweep_are_refused(tmp_path):
     message = "this experiment is a sweep; add -m"
     assert run(tmp_path, "blocks=[{degree: 2}]") == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
 def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     message = "blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'"
@@ -194,7 +203,7 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: {message}\n")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -222,6 +231,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, 
     assert (status, err) == (2, f"error: experiment/mine.yaml: {message}\n")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "content", ["degree: 2", "blocks: []", "# @package global\ndegree: 2", "degree: 2\n# @package _global_"]
 )
@@ -232,6 +242,7 @@ def test_an_experiment_file_without_its_first_line_is_named(tmp_path, content):
     assert (status, err) == (2, "error: experiment/mine.yaml must begin with the line # @package _global_\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -247,6 +258,7 @@ def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message)
     assert status == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1, err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
     message = f"{argument} matches no value; use existing values"

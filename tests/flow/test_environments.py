@@ -1,27 +1,30 @@
-"""Jobs in environments of their own, as a user starts them: `python run.py env=conda env.file=environment.yml`."""
+"""Jobs in environments and images of their own, as a user starts them."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from tests.support import forks
+from tests.support.container_programs import write_apptainer, write_image
 from tests.support.packages import Channel, wheel
+from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import Study
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/prepare/env")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/prepare/env", "pipeline/launch")
+
 for name in ("rattler", "uv"):
     pytest.importorskip(name)
 
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 # `rich` is installed where the orchestrator runs, in a version that no channel of the tests has.
 SCRIPT = """
 import json, sys
@@ -41,21 +44,20 @@ def channel(tmp_path: Path) -> Channel:
 
 
 @pytest.fixture
-def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end in a folder of its own: exit status, output, errors."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def run(program, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end; what it builds is in a folder of the test."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    program.last = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
 
-    def to_the_end(*arguments: str, is_real: bool = False) -> tuple[int, str, str]:
-        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
-        if {"env=conda", "env=venv"} & set(arguments):
-            here.append(f"env.cache_root={tmp_path}/cache")
-        start = forks.start_real if is_real else forks.start
-        with start(PROJECT_DIR / "run.py", *arguments, *here, cwd=tmp_path) as process:
-            out, err = process.communicate(timeout=600)
-        return process.returncode, out, err
+    def run_in(*arguments: str, **options: bool) -> tuple[int, str, str]:
+        return program.run(*arguments, *cache_in(tmp_path, arguments), **options)
 
-    return to_the_end
+    return run_in
+
+
+def cache_in(folder: Path, arguments: Sequence[str]) -> list[str]:
+    is_built = {"env=conda", "env=venv"} & set(arguments)
+    return [f"env.cache_root={folder}/cache"] if is_built else []
 
 
 @pytest.fixture
@@ -64,38 +66,24 @@ def begin(study_of, tmp_path) -> Callable[..., Study]:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def begin_here(*arguments: str) -> Study:
-        is_built = {"env=conda", "env=venv"} & set(arguments)
-        cache = [f"env.cache_root={tmp_path}/cache"] if is_built else []
-        return study_of(*arguments, "listeners=[host]", *cache)
+        return study_of(*arguments, "listeners=[host]", *cache_in(tmp_path, arguments))
 
     return begin_here
 
 
 @pytest.fixture
-def jobs(tmp_path):
+def jobs(client) -> Callable[..., list[tuple[dict[str, str], dict[str, str]]]]:
     """The runs of the jobs: their params, and their artifacts by name."""
-    from mlflow import MlflowClient
 
     def read(name: str = "collocation") -> list[tuple[dict[str, str], dict[str, str]]]:
-        client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-        experiment = client.get_experiment_by_name(name)
-        runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
-        found = []
-        for each in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
-            folder = Path(client.download_artifacts(each.info.run_id, ""))
-            found.append((each.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
-        return found
+        rows = []
+        for _, children in groups(client, name):
+            for run in sorted(children, key=lambda run: run.data.tags["collocation.index"]):
+                folder = Path(client.download_artifacts(run.info.run_id, ""))
+                rows.append((run.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
+        return rows
 
     return read
-
-
-def run_of_group(folder: Path, name: str) -> list[str]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation")
-    found = client.search_runs([experiment.experiment_id], f"tags.`mlflow.runName` = '{name}'")
-    return [run.info.run_id for run in found]
 
 
 def printed(artifacts: dict[str, str]) -> dict[str, object]:
@@ -110,10 +98,10 @@ def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orch
     assert status == 0, err
     assert "conda environment of" in err and "is not built yet; py-rattler builds it" in err
     ((params, artifacts),) = jobs()
-    said = printed(artifacts)
-    assert said["rich"] == "0.1" != metadata.version("rich")
-    assert not said["mlflow"] and not said["project"]
-    assert Path(str(said["prefix"])).is_relative_to(tmp_path / "cache")
+    report = printed(artifacts)
+    assert report["rich"] == "0.1" != metadata.version("rich")
+    assert not report["mlflow"] and not report["project"]
+    assert Path(str(report["prefix"])).is_relative_to(tmp_path / "cache")
     lock = artifacts["environment.txt"]
     assert "# rich 0.1 0\n" in lock and "@EXPLICIT\n" in lock
     assert len(params["environment_digest"]) == 64
@@ -139,20 +127,21 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
 
 
 @pytest.mark.slow
-def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, jobs, channel, tmp_path):
+def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, client, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
     sizes = [f"workload@sizes.{size}=script" for size in "SM"]
     files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
     assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda", "baseline=never")[0] == 0
-    (original,) = run_of_group(tmp_path, "naive-M+S")
+    ((original, _),) = groups(client)
+    assert original.info.run_name == "naive-M+S"
     before = jobs()
     # Neither the files nor the cache are there any more, and the channel has something newer.
     for size in "SM":
         (tmp_path / f"{size}.yml").unlink()
     shutil.rmtree(tmp_path / "cache")
     channel.add_module("rich", "0.9")
-    status, _, err = run(f"reproduce={original}")
+    status, _, err = run(f"reproduce={original.info.run_id}")
     assert status == 0, err
     assert "is not built yet" in err
     assert "differs: packages" not in err and "differs: the plan" not in err
@@ -161,7 +150,7 @@ def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(ru
     assert [params["environment_digest"] for params, _ in after] == [p["environment_digest"] for p, _ in before]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["conda", "venv"])
 def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(begin, channel, tmp_path, kind):
     channel.environment_yml(tmp_path / "conda.yml")
@@ -181,8 +170,8 @@ def test_a_script_in_a_virtual_environment_runs_with_its_packages(begin, tmp_pat
     done = begin(*script, "env=venv", "env.file=requirements.txt")
     assert done.status == 0, done.err
     (job,) = done.jobs
-    said = json.loads((job.folder / "stdout.log").read_text())
-    assert said["rich"] == "0.3" and not said["mlflow"]
+    report = json.loads((job.folder / "stdout.log").read_text())
+    assert report["rich"] == "0.3" and not report["mlflow"]
     assert "rich==0.3\n" in (job.folder / "environment.txt").read_text()
 
 
@@ -200,7 +189,7 @@ class PaintedEnv(CurrentEnv):
 
 
 @pytest.mark.slow
-def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, jobs, tmp_path, monkeypatch):
+def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, client, jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "painted.py").write_text(KIND)
     (tmp_path / "conf/env").mkdir(parents=True)
@@ -210,10 +199,10 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     (tmp_path / "train.py").write_text("import os; print(os.environ['COLOURS'])")
     status, _, err = run(*script, "env=painted", "env.colours=[deep,red]")
     assert status == 0, err
-    (original,) = run_of_group(tmp_path, "naive-1x-train")
-    assert run(kinds, f"reproduce={original}")[0] == 0
-    found = [*jobs(), *jobs("collocation-reproductions")]
-    assert [files["stdout.log"] for _, files in found] == ["deep,red\n"] * 2
+    ((original, _),) = groups(client)
+    assert run(kinds, f"reproduce={original.info.run_id}")[0] == 0
+    rows = [*jobs(), *jobs("collocation-reproductions")]
+    assert [files["stdout.log"] for _, files in rows] == ["deep,red\n"] * 2
     status, _, err = run(*script, "env=painted", "+env.size=3")
     assert status == 2 and "_target_=painted.PaintedEnv does not accept these arguments" in err
     status, _, err = run(*script, "env=painted", "workload.env_file=painted.py")
@@ -261,3 +250,144 @@ def test_what_cannot_be_is_refused_before_an_environment_is_built(begin, channel
     status, _, err = begin(*TOY, "baseline=never", *arguments)
     assert status == 2 and words in err and "builds it" not in err
     assert not (tmp_path / "cache").exists()
+
+
+IMAGE_SCRIPT = """
+import json, os, sys
+if "--fail" in sys.argv:
+    raise RuntimeError("no such layer")
+json.dump({"cwd": os.getcwd(), "home": os.environ.get("PYTHONNOUSERSITE"), "path": os.environ["PATH"]}, sys.stdout)
+"""
+
+
+@pytest.fixture
+def begin_in_image(study_of, tmp_path, monkeypatch) -> Callable[..., Study]:
+    """Run a study with an image whose text is the PATH in it."""
+    programs, image = tmp_path / "programs", tmp_path / "train.sif"
+    programs.mkdir()
+    write_apptainer(programs)
+    write_image(image)
+    (tmp_path / "train.py").write_text(IMAGE_SCRIPT)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+    def begin_here(*arguments: str) -> Study:
+        return study_of("listeners=[host]", "env=apptainer", "env.image=train.sif", "env.python=python", *arguments)
+
+    return begin_here
+
+
+def test_an_unmodified_script_runs_in_an_image(begin_in_image, tmp_path):
+    done = begin_in_image("workload=script", "workload.script=train.py", "degree=2")
+    assert done.status == 0, done.err
+    for job in done.jobs:
+        printed = json.loads((job.folder / "stdout.log").read_text())
+        assert printed == {"cwd": str(tmp_path), "home": "1", "path": (tmp_path / "train.sif").read_text().strip()}
+    lines = (done.jobs[0].folder / "environment.txt").read_text().splitlines()
+    assert lines[0] == "# environment lock: container" and lines[3].startswith("# image: train.sif sha256:")
+    assert done.jobs[0].data.params["env"] == "container"
+
+
+@pytest.mark.slow
+def test_a_script_in_its_own_folder_runs_there_in_an_image(begin_in_image):
+    done = begin_in_image("workload=script", "workload.script=train.py", "workload.run_in=job_folder", "degree=1")
+    (job,) = done.jobs
+    assert json.loads((job.folder / "stdout.log").read_text())["cwd"].endswith("-naive-1x-train/jobs/0/output")
+
+
+@pytest.mark.slow
+def test_jobs_of_the_protocol_are_released_at_one_instant_in_their_images(begin_in_image):
+    done = begin_in_image(*TOY, *SHORT, "baseline=never", "degree=2")
+    assert done.status == 0 and "; 1 ok)" in done.err, done.err
+    ((group, _),) = done.groups
+    assert group.data.metrics["throughput_total_samples_per_s"] > 0
+    assert group.data.metrics["overlap_ratio"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_container_that_clears_the_jobs_variables_is_named(begin_in_image):
+    command = "env.command=[env,-u,COLLOCATION_JOB,apptainer,exec,--nv,'{binds}',--pwd,'{cwd}','{image}']"
+    done = begin_in_image("workload=script", "workload.script=train.py", "degree=1", command)
+    assert done.status == 1 and "env may hide the job's variables: remove options such as --cleanenv" in done.err, (
+        done.err
+    )
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_in_an_image_has_its_own_error(begin_in_image):
+    done = begin_in_image("workload=script", "workload.script=train.py", "workload.args=[--fail]", "degree=1")
+    assert done.status == 1 and "RuntimeError: no such layer" in done.err
+
+
+def test_another_image_is_another_environment(begin_in_image, tmp_path):
+    digests = []
+    for comment in ("", "another layer\n"):
+        with (tmp_path / "train.sif").open("a") as file:
+            file.write(comment)
+        done = begin_in_image("workload=script", "workload.script=train.py", "degree=1")
+        digests.append(done.jobs[0].data.params["environment_digest"])
+    assert len(set(digests)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["env.image=null"], "this env names no image; set env.image=FILE.sif"),
+        (["env.image=other.sif"], "other.sif is not a file; make one with: apptainer build FILE SOURCE"),
+        (["env.image=docker://python"], "is an address; make a file with: apptainer build FILE docker://python"),
+        (["env.command=[]"], "env.command is empty; leave it out for apptainer"),
+        (["env.command=[apptainer,exec]"], "env.command has no '{image}'; add this word"),
+        (["env.command=[apptainer,'{folder}','{image}']"], "env.command: '{folder}' is unknown; use '{image}'"),
+        (["env.command=[apptainer,'-B={binds}','{image}']"], "make '{binds}' a word of its own"),
+        (["env.bind=[--bind]"], "env.bind has no '{folder}'; add this word"),
+        (
+            ["env.command=[ship,exec,'{image}']"],
+            "env.command: ship is not on PATH; install the program, or load its module",
+        ),
+        (["env.python=python9"], "python9 cannot run jobs in it"),
+        (["env.command=[sh,-c,'echo a >&2; echo b >&2; exit 9','{image}']"], "status 9: a b; check that env.command"),
+        (["workload.env_prefix=/opt"], "env_prefix=/opt has no effect with this env; choose env=existing"),
+    ],
+)
+def test_an_image_that_cannot_run_jobs_is_refused(begin_in_image, arguments, words):
+    done = begin_in_image("workload=script", "workload.script=train.py", "dry_run=true", *arguments)
+    assert done.status == 2 and words in done.err
+
+
+@pytest.mark.slow
+def test_jobs_in_images_do_not_share_a_process(begin_in_image):
+    done = begin_in_image("workload=tiny", "scenario=streams", "degree=2", "dry_run=true")
+    assert (
+        done.status == 2
+        and "workload tiny cannot share a process, because its container is that of one job" in done.err
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("ch-run") is None or shutil.which("mksquashfs") is None, reason="needs charliecloud and squashfs-tools"
+)
+def test_jobs_run_in_an_image_of_charliecloud(study_of, tmp_path, monkeypatch):
+    """The image has the folders of this machine's Python and of the project as empty folders to bind to."""
+    shared = [Path("/usr"), Path("/tmp"), Path(sys.base_prefix), PROJECT_DIR, Path(sys.prefix)]
+    if not tmp_path.is_relative_to("/tmp") and not tmp_path.is_relative_to("/dev"):
+        shared.append(tmp_path)
+    for folder in map(Path, (*shared, "/etc", "/dev", "/proc", "/sys", "/tmp", "/root", "/home", "/run", "/var/tmp")):
+        (tmp_path / "root" / folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64"):
+        (tmp_path / "root" / name).symlink_to(f"usr/{name}")
+    for name in ("passwd", "group", "hosts", "resolv.conf"):
+        (tmp_path / "root/etc" / name).touch()
+    subprocess.run(["mksquashfs", "root", "train.sqfs", "-quiet", "-no-progress"], cwd=tmp_path, check=True)
+    monkeypatch.setenv("USER", "user")
+    (tmp_path / "train.py").write_text("import os; print(*sorted(os.listdir('/')))")
+    binds = ",".join(f"'--bind={folder}:{folder}'" for folder in dict.fromkeys(shared))
+    # Charliecloud binds /dev, and $TMPDIR as /tmp, and makes no mount points below them.
+    command = f"env.command=['ch-run',{binds},'--cd={{cwd}}','{{image}}','--']"
+    images = ["env=apptainer", "env.image=train.sqfs", command]
+    images += [f"env.python={sys.executable}", "listeners=[host]"]
+    done = study_of("workload=script", "workload.script=train.py", "degree=2", *images)
+    assert done.status == 0, done.err
+    inside = (tmp_path / "root").iterdir()
+    assert (done.jobs[0].folder / "stdout.log").read_text().split() == sorted(folder.name for folder in inside)
+    done = study_of(*TOY, *SHORT, "baseline=never", "degree=2", *images)
+    assert done.status == 0 and "; 1 ok)" in done.err, done.err

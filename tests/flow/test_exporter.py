@@ -31,10 +31,11 @@ needs_server = refuse_or_skip(prometheus_server.missing())
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
     """A server that scrapes two ports."""
-    with prometheus_server.running(tmp_path_factory.mktemp("prometheus"), 2) as found:
-        yield found
+    with prometheus_server.running(tmp_path_factory.mktemp("prometheus"), 2) as server:
+        yield server
 
 
+@pytest.mark.slow
 @needs_client
 def test_a_port_that_is_taken_is_refused_before_anything_is_touched(start, run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
@@ -59,7 +60,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
     while process.poll() is None:
         num_answered = prometheus.num_answered(port)
         shown = prometheus.series_of(port)
-        if names := {dict(each)["group"] for each in shown}:
+        if names := {dict(labels)["group"] for labels in shown}:
             assert len(names) == 1  # no series of a group is there when the next one has begun
             groups += names - set(groups)
             arrived |= without_phase(shown)
@@ -73,7 +74,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
     wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
     assert prometheus.series_of(port) == set()
     assert sorted(groups) == ["naive-2x-toy", "serial-1x-toy"]
-    assert {dict(each)["__name__"] for each in exported} >= {
+    assert {dict(labels)["__name__"] for labels in exported} >= {
         *("collocation_group_info", "collocation_job_work_total", "collocation_job_work_per_s"),
         *("collocation_host_cpu_pct", "collocation_host_cpu_machine_pct"),
     }
@@ -82,7 +83,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
 
 def without_phase(series):
     """A job may be in its last phase for less than a scrape takes."""
-    return {frozenset((label, value) for label, value in each if label != "phase") for each in series}
+    return {frozenset((label, value) for label, value in labels if label != "phase") for labels in series}
 
 
 def scraped(port):
@@ -108,7 +109,7 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
     """The group is made by hand: only GPUs of several generations give all that the listeners know."""
     port = prometheus.targets[1]
     targets = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    asked = {each.replace("$experiment", ".*").replace("$group", ".*") for each in targets}
+    queries = {query.replace("$experiment", ".*").replace("$group", ".*") for query in targets}
     live, total = live_groups.running_group(tmp_path), 10
 
     def have_data():
@@ -116,15 +117,15 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
         total += 1
         live.samples.extend(live_groups.every_quantity())
         live_groups.step(tmp_path, 0, total)
-        empty.difference_update({each for each in empty if prometheus.query(each)})
+        empty.difference_update({query for query in empty if prometheus.query(query)})
         return not empty
 
     with PrometheusExporter(port, "127.0.0.1").serve() as showing:
-        empty = set(asked)
+        empty = set(queries)
         with showing(live_groups.mig_group(), live):
             wait_for(have_data)
             assert len(prometheus.series_of(port)) > 60
         ended = prometheus.num_scrapes(port)
         wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
         assert prometheus.series_of(port) == set()
-        assert [each for each in asked if prometheus.query(each)] == []
+        assert [query for query in queries if prometheus.query(query)] == []

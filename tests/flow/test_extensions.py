@@ -87,18 +87,18 @@ HOST_ROOMS = """
     """
 
 
-def of_page(name: str) -> dict[str, str]:
+def read_page_files(name: str) -> dict[str, str]:
     """The files that a page shows: each block of code after the last path in backticks before it."""
     text = (PROJECT_DIR / f"docs/{name}.md").read_text(encoding="utf-8")
-    found, path = {}, ""
+    files, path = {}, ""
     for words, kind, code in re.findall(r"(.*?)(?:\n```(\w*)\n(.*?)```|\Z)", text, re.DOTALL):
         path = (re.findall(r"`([\w/]+\.(?:py|yaml))`", words) or [path])[-1]
         if kind:
-            found[path] = code
-    return found
+            files[path] = code
+    return files
 
 
-LISTENER, OWN_WORKLOAD = of_page("your_own_listener"), of_page("your_own_workload")
+LISTENER, OWN_WORKLOAD = read_page_files("your_own_listener"), read_page_files("your_own_workload")
 # The same files inside the project, as the page says.
 WORKLOAD = {
     path.replace("products/", "workloads/products/"): code.replace("products.options", "workloads.products.options")
@@ -212,7 +212,7 @@ FINDINGS = """
 
 
 @dataclass(frozen=True)
-class Added:
+class Addition:
     """One more of a kind: its name, and the text that is added to files, at the end of those that are there already.
 
     Attributes:
@@ -229,7 +229,7 @@ class Added:
 
 
 ADDED = {
-    "sharing mode": Added(
+    "sharing mode": Addition(
         "fair",
         {
             "pipeline/prepare/sharing/fair.py": FAIR,
@@ -237,23 +237,23 @@ ADDED = {
             "conf/scenario/fair.yaml": "name: fair\n_target_: pipeline.prepare.sharing.fair.Fair\nshare: 0.5\n",
         },
     ),
-    "listener": Added("pressure", LISTENER),
-    "workload": Added("products", WORKLOAD),
-    "environment kind": Added(
+    "listener": Addition("pressure", LISTENER),
+    "workload": Addition("products", WORKLOAD),
+    "environment kind": Addition(
         "painted",
         {
             "pipeline/prepare/env/painted.py": PAINTED,
             "conf/env/painted.yaml": "_target_: pipeline.prepare.env.painted.PaintedEnv\ncolours: [deep, red]\n",
         },
     ),
-    "profiler": Added(
+    "profiler": Addition(
         "tracer",
         {
             "pipeline/launch/profilers/tracer.py": TRACER,
             "conf/profiler/tracer.yaml": "name: tracer\n_target_: pipeline.launch.profilers.tracer.Tracer\ndepth: 3\n",
         },
     ),
-    "sharing mode in one process": Added(
+    "sharing mode in one process": Addition(
         "rooms",
         {
             "pipeline/prepare/sharing/rooms.py": ROOMS,
@@ -261,7 +261,7 @@ ADDED = {
             "conf/scenario/rooms.yaml": "name: rooms\n_target_: pipeline.prepare.sharing.rooms.Rooms\ncolour: red\n",
         },
     ),
-    "exporter": Added(
+    "exporter": Addition(
         "scoreboard",
         {
             "pipeline/observe/exporters/scoreboard.py": SCOREBOARD,
@@ -270,7 +270,7 @@ ADDED = {
             ),
         },
     ),
-    "report figure": Added(
+    "report figure": Addition(
         "census",
         {"pipeline/report/figures/census.py": CENSUS},
         {
@@ -280,13 +280,13 @@ ADDED = {
             }
         },
     ),
-    "command of the planner": Added(
+    "command of the planner": Addition(
         "tally",
         {"pipeline/planner/commands/tally_commands.py": TALLY},
         {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": ("tally", "how many things there are"),\n'}},
     ),
-    "study": Added("added", {"conf/experiment/added.yaml": STUDY}),
-    "findings of a publication": Added("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
+    "study": Addition("added", {"conf/experiment/added.yaml": STUDY}),
+    "findings of a publication": Addition("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
 }
 
 
@@ -338,12 +338,12 @@ def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
     return forks.run(*argv, cwd=tree, project=tree)
 
 
-def of_run_py(tree: Path, *overrides: str) -> list[str]:
+def make_command(tree: Path, *overrides: str) -> list[str]:
     return ["run.py", *overrides, "gpu=cpu", f"gpu.lock_dir={tree}", f"tracking.root={tree}/mlruns"]
 
 
 def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return python(tree, *of_run_py(tree, *overrides))
+    return python(tree, *make_command(tree, *overrides))
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def study(tmp_path: Path, template_store: Path) -> Study:
             (tree / path).write_text(text, encoding="utf-8")
     shutil.copytree(template_store, tree / "mlruns")
     (tree / "pressure").write_text("some avg10=25.00 avg60=0.00 avg300=0.00 total=0\n")
-    argv = [sys.executable, *of_run_py(tree, "+experiment=added")]  # from nothing, as a user does
+    argv = [sys.executable, *make_command(tree, "+experiment=added")]  # from nothing, as a user does
     done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     where = ["--root", tree / "mlruns", "--out", tree / "report", "--no-log"]
@@ -376,10 +376,10 @@ def study(tmp_path: Path, template_store: Path) -> Study:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tree}/mlruns/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("added").experiment_id])
-    (group,) = (run for run in found if run.info.run_name == "fair-2x-products-share=0.5")
-    jobs = [run for run in found if run.data.tags.get("mlflow.parentRunId") == group.info.run_id]
-    (profiled,) = (run for run in found if run.data.params.get("job.depth") == "3")
+    runs = client.search_runs([client.get_experiment_by_name("added").experiment_id])
+    (group,) = (run for run in runs if run.info.run_name == "fair-2x-products-share=0.5")
+    jobs = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == group.info.run_id]
+    (profiled,) = (run for run in runs if run.data.params.get("job.depth") == "3")
     return Study(
         tree=tree,
         out=done.stdout,
@@ -466,8 +466,8 @@ def check_command_of_the_planner(study: Study) -> None:
 
 
 def check_study(study: Study) -> None:
-    found = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
-    assert sorted(found) == [
+    names = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
+    assert sorted(names) == [
         "fair-1x-products-share=0.5-tracer",
         "fair-2x-products-share=0.5",
         "naive-2x-products",
@@ -481,14 +481,14 @@ def check_findings(study: Study) -> None:
 
 
 def check_mode_in_one_process(study: Study) -> None:
-    own = ["tracking.experiment=rooms", "window.seconds=1", "baseline=never", "listeners=[]"]
-    done = run_py(study.tree, "scenario=rooms", "degree=2", "workload=tiny", *own)
+    options = ["tracking.experiment=rooms", "window.seconds=1", "baseline=never", "listeners=[]"]
+    done = run_py(study.tree, "scenario=rooms", "degree=2", "workload=tiny", *options)
     assert done.returncode == 0, done.stderr
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{study.tree}/mlruns/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("rooms").experiment_id])
-    assert {run.data.params.get("job.room") for run in found} == {None, "red-0", "red-1"}
+    runs = client.search_runs([client.get_experiment_by_name("rooms").experiment_id])
+    assert {run.data.params.get("job.room") for run in runs} == {None, "red-0", "red-1"}
 
 
 CHECKS = {

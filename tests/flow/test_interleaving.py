@@ -1,75 +1,47 @@
-"""Interleaved windows: jobs of one launch take turns, and each number of jobs has a row."""
+"""Jobs of one launch that take turns: interleaved windows, and stressors."""
 
 from __future__ import annotations
 
 import json
-import sys
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
+from pipeline.base.domain.records import Limits, Result
 from pipeline.base.domain.tags import Tag, stored_name
+from pipeline.base.domain.turns import parse_turns
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import Workload
-from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.interleaving import FIRST_STEPS, Interleaving
-from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawner
+from pipeline.launch.job_group import JobGroup
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult, Observation
+from pipeline.report.__main__ import main
+from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.stressors import list_effects
+from pipeline.report.read import rows
+from pipeline.report.read.stressor_counters import choose_rows, read_counters
 from tests.support import forks
 from tests.support.rows import group
 from tests.support.run_cases import groups
+from tests.support.toy_groups import PATIENT, make_jobs, prepare_launch
 
-pytestmark = pytest.mark.covers("pipeline/launch")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/launch", "pipeline/observe")
 
-TOY = str(PROJECT_DIR / "tests/toys/toy.py")
 WINDOW = Window(kind=WindowKind.INTERLEAVED, seconds=0.4, settle_s=0.05, slice_s=0.1)
-PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 Measure = Callable[..., tuple[JobGroup, Interleaving]]
 
 
-def make_jobs(*manners: str, epochs: int = 0) -> tuple[Job, ...]:
-    return tuple(
-        Job(
-            index=index,
-            workload=Workload(
-                name="toy",
-                script=TOY,
-                argv=(TOY, manner, "--epochs", str(epochs)),
-                ends_by_itself=False,
-                env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
-                digest="d",
-            ),
-        )
-        for index, manner in enumerate(manners)
-    )
-
-
 @pytest.fixture
-def scratch() -> Iterator[Path]:
-    folder = Path("/tmp") / f"t-{uuid.uuid4().hex[:12]}"
-    folder.mkdir()
-    yield folder
-    folder.rmdir()
-
-
-@pytest.fixture
-def measure(tmp_path: Path, scratch: Path) -> Measure:
+def measure(tmp_path: Path) -> Measure:
     def measure_toys(*manners: str, limits: Limits = PATIENT, window: Window = WINDOW) -> tuple[JobGroup, Interleaving]:
-        spawner = Spawner(Interpreter(python=Path(sys.executable)))
-        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=spawner) for job in make_jobs(*manners)]
-        files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
-        running = JobGroup(starts, files, limits)
         turns = {3: 1, 1: 2, 2: 1} if len(manners) == 3 else {1: 1}
-        interleaving = Interleaving(running, window, turns, "seed")
-        with running:
+        with prepare_launch(tmp_path / "group", make_jobs(*manners), limits=limits) as running, running:
+            interleaving = Interleaving(running, window, turns, "seed")
             assert running.wait_ready()
             interleaving.measure()
         return running, interleaving
@@ -203,3 +175,66 @@ def test_the_largest_number_that_fits_is_launched_and_measures_the_smaller_ones(
         "naive-2x-tiny": ["0", "1"],
         "serial-1x-tiny": ["0"],
     }
+
+
+TURNS = ["+workload@sizes.T=stressor_turns", "sizes.T.resources=[host_cores]", "sizes.T.dials=[1.0]"]
+TURNS += ["sizes.T.threads=1", "sizes.T.turn_settle_s=0.1", "sizes.T.rounds=2", "mix=[workload,T]", "scenario=naive"]
+SHORT = ["window.seconds=1", "window.settle_s=0.3", "listeners=[]"]
+SCRIPT = """
+import time
+for _ in range(100):
+    time.sleep(0.05)
+    print("throughput 20 samples/s", flush=True)
+"""
+
+
+def check_effect(store: Path, workload: str) -> None:
+    study = rows.read([store], "collocation")
+    (effect,) = list_effects(study, make_cells(study))
+    assert (effect.workload.partition(" ")[0], effect.resource, effect.dial) == (workload, "host_cores", 1.0)
+    assert effect.sensitivity is not None and effect.pressure is not None
+    assert effect.sensitivity.median > 0.1 and effect.pressure.median > 0.1
+
+
+@pytest.mark.slow
+def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
+    tiny = ["workload=tiny", "workload.source=synthetic_device", "workload.threads=1"]
+    sampled = ["listeners=[host]", "listeners.host.interval_ms=200"]
+    status, out, err = run("-m", *tiny, *TURNS, "sizes.T.turn_s=0.6", *SHORT[:-1], *sampled)
+    assert status == 0, err + out
+    assert "its worst stressor (host_cores, dial 1, naive" in out or "no stressor was seen to slow down tiny" in out
+    turns = {
+        row.info.run_name: parse_turns(row.data.tags[stored_name(Tag.TURNS)])
+        for row, _ in groups(client)
+        if stored_name(Tag.TURNS) in row.data.tags
+    }
+    jobs = {name: [(t.resource, t.num_turns, sorted(t.rates)) for t in of_group] for name, of_group in turns.items()}
+    assert jobs == {
+        "serial-1x-T": [("host_cores", 2, [0]), ("idle", 2, [])],
+        "naive-tiny+T": [("host_cores", 2, [0, 1]), ("idle", 2, [0])],
+    }
+    check_effect(tmp_path / "mlruns", "tiny")
+    (alone,) = choose_rows(rows.read([tmp_path / "mlruns"], "collocation"))
+    by_place = {counters.place: counters.means["cpu_pct"] for counters in read_counters(alone)}
+    assert 0.3 < by_place["host_cores", 1.0] < 1.1 and by_place["idle", 0.0] < 0.2, "one thread of one CPU, or none"
+    for name in ("read", "unreadable"):
+        place = ["--root", str(tmp_path / "mlruns"), "--out", str(tmp_path / name)]
+        assert main(["--experiment", "collocation", "--no-log", *place]) == 0
+        assert (tmp_path / name / "tables/stressors.csv").exists() == (name == "read")
+        for path in (tmp_path / "mlruns").rglob("samples.parquet"):
+            path.write_bytes(b"not parquet")
+    page = (tmp_path / "unreadable/index.html").read_text()
+    assert f"Not shown: counters of stressors in run {alone.run_id}, whose artifacts cannot be read." in page
+
+
+@pytest.mark.slow
+def test_a_script_that_logs_its_rate_runs_once_for_all_turns(run, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    pattern = "workload.metric_pattern='throughput ([0-9.]+)'"
+    status, out, err = run(
+        "-m", pattern, "workload.work_unit=samples", *TURNS, "sizes.T.turn_s=0.6", *SHORT, "--", "train.py"
+    )
+    assert status == 0, err + out
+    check_effect(tmp_path / "mlruns", "train")
+    status, out, err = run("-m", *TURNS, *SHORT, "--", "train.py")
+    assert status == 2 and "train logs no rate" in err and len(err.strip().splitlines()) == 1

@@ -5,36 +5,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
+from pipeline.base.domain.records import Interpreter, Limits, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import LaunchError
-from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
 from pipeline.launch import job_group
 from pipeline.launch.environ import choose_ports
-from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.job_group import JobGroup
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult, Observation
-from tests.conftest import TOYS
-from tests.support.job_server import is_alive, wait_until
+from tests.support.job_server import is_alive
 from tests.support.rows import group
+from tests.support.toy_groups import PYTHON, make_jobs, prepare_launch
+from tests.support.waiting import wait_until
 from tests.toys.waiting import waited_ms
 
 pytestmark = pytest.mark.covers("pipeline/launch", "workloads/client.py")
-
-PYTHON = Interpreter(python=Path(sys.executable))
-PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 
 
 @pytest.fixture(scope="module", params=["cold", "warm"])
@@ -58,57 +53,28 @@ def impatient(monkeypatch):
 @pytest.fixture
 def run(tmp_path, starter) -> Callable[..., GroupResult]:
     """Run toys as one group and judge it; afterwards no process of it may live."""
-    of_fixture = starter
 
     def run_toys(
         *manners: str,
         kind: WindowKind = WindowKind.STEADY,
         seconds: float = 0.3,
         most_s: float = 0.0,
-        starter: Starter = of_fixture,
-        limits: Limits = PATIENT,
+        starter: Starter = starter,
         num_co_runners: int = 0,
         **options,
     ) -> GroupResult:
-        """The last so many of them are co-runners."""
-        mark = uuid.uuid4().hex
-        num_measured = len(manners) - num_co_runners
-        every = tuple(
-            Job(
-                index=index,
-                workload=Workload(
-                    name="toy",
-                    script=str(TOYS / "toy.py"),
-                    argv=(
-                        str(TOYS / "toy.py"),
-                        "--epochs",
-                        "0" if kind is WindowKind.STEADY or index >= num_measured else "2",
-                        manner,
-                    ),
-                    ends_by_itself=False,
-                    env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
-                    digest="d",
-                ),
-                is_co_runner=index >= num_measured,
-            )
-            for index, manner in enumerate(manners)
-        )
+        """Options are those of `prepare_launch`."""
+        jobs = make_jobs(*manners, epochs=0 if kind is WindowKind.STEADY else 2, num_co_runners=num_co_runners)
         window = Window(kind=kind, seconds=seconds, settle_s=0.1, most_s=most_s, epochs=2)
-        toys = group(*("toy" for _ in manners), kind=kind, jobs=every, window=window)
-        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in every]
-        scratch = Path("/tmp") / f"t-{mark[:12]}"
-        scratch.mkdir()
-        running = JobGroup(starts, GroupFiles(folder=tmp_path / mark, scratch=scratch, mark=mark), limits, **options)
+        toys = group(*("toy" for _ in manners), kind=kind, jobs=jobs, window=window)
         reason = None
-        try:
-            with running:
-                if running.wait_ready():
-                    running.measure(window)
-        except LaunchError as error:
-            reason = str(error)
-        assert processes.list_marked(mark) == []
-        assert list(scratch.iterdir()) == []
-        scratch.rmdir()
+        with prepare_launch(tmp_path / uuid.uuid4().hex, jobs, starter=starter, **options) as running:
+            try:
+                with running:
+                    if running.wait_ready():
+                        running.measure(window)
+            except LaunchError as error:
+                reason = str(error)
         return group_row.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))
 
     return run_toys
@@ -168,12 +134,12 @@ def test_co_runners_run_from_before_to_after_what_is_measured_and_are_no_part_of
     assert row.result is Result.OK, row.reason
     first, *co_runners = row.jobs
     assert all(co_runner.start_ns < first.start_ns and first.end_ns < co_runner.end_ns for co_runner in co_runners)
-    own = first.metrics["throughput_samples_per_s"]
+    rate = first.metrics["throughput_samples_per_s"]
     if kind is WindowKind.WORK:
-        own = first.metrics["num_samples"] / row.metrics["makespan_s"]
-    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own)
-    theirs = sum(co_runner.metrics["throughput_samples_per_s"] for co_runner in co_runners)
-    assert row.metrics["co_runners_throughput_total_samples_per_s"] == theirs > 0
+        rate = first.metrics["num_samples"] / row.metrics["makespan_s"]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(rate)
+    co_runner_rate = sum(co_runner.metrics["throughput_samples_per_s"] for co_runner in co_runners)
+    assert row.metrics["co_runners_throughput_total_samples_per_s"] == co_runner_rate > 0
     assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
 
 
@@ -220,6 +186,7 @@ def test_one_job_that_goes_wrong_makes_the_row_and_ends_the_others(run, manner, 
     assert words in row.reason
 
 
+@pytest.mark.sampled(1)
 def test_limits_may_be_longer_than_the_kernel_waits_at_once(run):
     assert run("well", limits=Limits(ready_s=3e6, group_s=3e6, stop_s=3e6)).result is Result.OK
 
@@ -252,7 +219,7 @@ def test_neither_a_stubborn_job_nor_its_stubborn_children_survive(run):
 def test_a_child_without_our_session_and_mark_ends_with_its_parent(run, tmp_path):
     assert run("hides", limits=Limits(ready_s=60, group_s=1, stop_s=0.5)).result is Result.TIMEOUT
     (output,) = tmp_path.glob("*/jobs/0/stdout.log")
-    assert wait_until(lambda: not is_alive(int(output.read_text())), 5)
+    wait_until(lambda: not is_alive(int(output.read_text())), 5)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -289,7 +256,7 @@ BROUGHT = {
 }
 
 
-class NotStarted:
+class EnvironmentRecorder:
     """Keeps the environment that a job would have had."""
 
     interpreter = dataclasses.replace(PYTHON, environ=tuple(BROUGHT.items()))
@@ -300,7 +267,7 @@ class NotStarted:
 
 
 def test_an_environment_decides_neither_about_the_gpu_nor_about_who_hears_of_the_job(run):
-    starter = NotStarted()
+    starter = EnvironmentRecorder()
     assert run("well", starter=starter).result is Result.FAILED
     assert {key for key, value in BROUGHT.items() if starter.environ.get(key) == value} == {"COLOUR"}
     assert starter.environ["CUDA_VISIBLE_DEVICES"] == ""
@@ -311,7 +278,7 @@ def test_the_processes_of_each_job_meet_at_a_port_of_their_own(run, monkeypatch)
     ports = choose_ports(40)
     assert len({port["MASTER_PORT"] for port in ports}) == 40
     assert all(port["MASTER_PORT"] == port["PET_MASTER_PORT"] for port in ports)
-    starter = NotStarted()
+    starter = EnvironmentRecorder()
     run("well", starter=starter)
     assert 1024 < int(starter.environ["MASTER_PORT"]) != 29500
     monkeypatch.setenv("MASTER_PORT", "29999")

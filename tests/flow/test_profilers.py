@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,15 +14,16 @@ import pytest
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state_file import StateFile
-from tests.support import forks
-from tests.support.job_server import wait_until
+from tests.support import forks, run_cases
+from tests.support.run_cases import TOY, groups
+from tests.support.run_program import Program
 from tests.support.studies import Study
 from tests.support.trace_format import problems
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/launch/profilers")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60", "listeners=[host]"]
+SHORT = [*run_cases.SHORT, "listeners=[host]"]
 
 
 @pytest.fixture
@@ -43,17 +42,16 @@ def write_profilers(folder: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path, template_store, profilers) -> Callable[..., forks.Fork]:
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def program(program, profilers) -> Program:
+    program.environ = {"FAKE_PROFILER": "", "PATH": f"{profilers}:{os.environ['PATH']}"}
+    return program
 
-    def begin(
-        *arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu", script: str = "run.py"
-    ) -> forks.Fork:
-        environ = {"FAKE_PROFILER": manner, "PATH": f"{profilers}:{os.environ['PATH']}" if path is None else path}
-        argv = [PROJECT_DIR / script, *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
 
-    return begin
+@pytest.fixture
+def simulated(program) -> Program:
+    """The same on a simulated A100."""
+    program.last = [word.replace("gpu=cpu", "gpu=simulated_a100_40gb") for word in map(str, program.last)]
+    return program
 
 
 @pytest.fixture
@@ -66,13 +64,6 @@ def profiled(study_of, profilers, monkeypatch) -> Callable[..., Study]:
         return study_of(*arguments)
 
     return run_here
-
-
-def runs(client, role: str, experiment: str = "collocation"):
-    found = client.get_experiment_by_name(experiment)
-    return client.search_runs(
-        [found.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["attributes.start_time"]
-    )
 
 
 @pytest.mark.sampled(1)
@@ -94,6 +85,7 @@ def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
     assert problems(json.loads((group.folder / "artifacts/timeline.json").read_text())) == []
 
 
+@pytest.mark.slow
 def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
@@ -127,24 +119,24 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason
 def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert done.status == 0
-    said = "ncu wrote no report for 0-toy, 1-toy"
-    assert said in done.err
+    warning = "ncu wrote no report for 0-toy, 1-toy"
+    assert warning in done.err
     ((group, _),) = done.groups
-    assert said in group.data.tags["collocation.no_report"]
+    assert warning in group.data.tags["collocation.no_report"]
     assert group.data.tags["collocation.result"] == "ok"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
 def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(profiled, manner):
     done = profiled(*TOY, "baseline=never", *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
     assert done.status == 1, done.err
     ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "failed"
-    said = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
+    reason = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
         manner, "nsys ended"
     )
-    assert said in group.data.tags["collocation.reason"]
+    assert reason in group.data.tags["collocation.reason"]
 
 
 def test_a_script_is_measured_without_the_time_that_its_profiler_takes(profiled, tmp_path):
@@ -164,35 +156,33 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
     assert run(*grid)[0] == 0
     status, _, err = run(*grid, "profiler=nsys", "resume=true")
     assert status == 0 and "0 of 2 groups are finished" in err
-    names = [group.info.run_name for group in runs(client, "group")]
+    names = [group.info.run_name for group, _ in groups(client)]
     assert sorted(names) == ["naive-2x-toy", "naive-2x-toy-nsys", "serial-1x-toy", "serial-1x-toy-nsys"]
-    both = [group for group in runs(client, "group") if group.info.run_name.startswith("naive")]
+    both = [group for group, _ in groups(client) if group.info.run_name.startswith("naive")]
     assert all("speedup_vs_serial_ratio" in group.data.metrics for group in both)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
-def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
+def test_an_interrupt_ends_the_profilers_and_what_they_started(program, client, tmp_path, manner):
     study = [*TOY, "baseline=never", "window.seconds=60", "profiler=nsys", "listeners=[host]"]
-    process = start(*study, manner=manner, script="tests/support/impatient.py")
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    program.environ["FAKE_PROFILER"] = manner
+    process = program.start(*study, script=PROJECT_DIR / "tests/support/impatient.py")
+    wait_until(lambda: len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) == 2, process=process)
     (record,) = tmp_path.glob("mlruns/spool/*/*/record.json")
     mark = json.loads(record.read_text())["spool_id"]
-    assert wait_until(lambda: len(processes.list_marked(mark)) >= 4)
+    wait_until(lambda: len(processes.list_marked(mark)) >= 4)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
     assert process.returncode == 143
     assert processes.list_marked(mark) == []
-    (group,) = runs(client, "group")
+    ((group, _),) = groups(client)
     assert group.data.tags["collocation.result"] == "interrupted"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["naive", "mps", "mig"])
-def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
+def test_dcgm_pauses_on_a_gpu_before_hopper(simulated, client, tmp_path, scenario):
     arguments = [
         *TOY,
         *SHORT,
@@ -201,29 +191,26 @@ def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
         "profiler=nsys",
         f"gpu.machine={tmp_path}/machine.json",
     ]
-    status, out, err = run(*arguments, "dry_run=true", gpu="simulated_a100_40gb")
+    status, out, err = simulated.run(*arguments, "dry_run=true")
     assert status == 0, err
     assert "dcgmi profile --pause" in out and "dcgmi profile --resume" in out
-    status, out, err = run(*arguments, gpu="simulated_a100_40gb")
+    status, out, err = simulated.run(*arguments)
     assert status == 0, err
     assert not StateFile(tmp_path / "machine.json").read().dcgm_is_paused
-    (group,) = runs(client, "group", "collocation-rehearsal")
+    ((group, _),) = groups(client, "collocation-rehearsal")
     assert group.data.tags["collocation.simulated"] == "true"
 
 
 @pytest.mark.slow
-def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, run, tmp_path):
+def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(simulated, tmp_path):
     machine = tmp_path / "machine.json"
     arguments = [*TOY, "baseline=never", "profiler=ncu", f"gpu.machine={machine}", "listeners=[host]"]
-    process = start(*arguments, "window.seconds=60", gpu="simulated_a100_40gb")
-    deadline = time.monotonic() + 60
-    while not (machine.exists() and StateFile(machine).read().dcgm_is_paused) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = simulated.start(*arguments, "window.seconds=60")
+    wait_until(lambda: machine.exists() and StateFile(machine).read().dcgm_is_paused, process=process)
     process.kill()
     process.communicate()
     assert StateFile(machine).read().dcgm_is_paused
-    status, _, err = run(*arguments[:-1], *SHORT, "profiler=none", gpu="simulated_a100_40gb")
+    status, _, err = simulated.run(*arguments[:-1], *SHORT, "profiler=none")
     assert status == 0, err
     assert "undid 1 step of" in err
     assert not StateFile(machine).read().dcgm_is_paused

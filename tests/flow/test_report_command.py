@@ -1,4 +1,4 @@
-"""`python -m pipeline.report` over real stores: what it writes, what it logs, what it refuses."""
+"""The command of reports as a user types it, and the report of a study that really ran."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
 from pipeline.report.__main__ import main
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import drawing
 from pipeline.report.read import group_series, rows
 from tests.support import forks
+from tests.support.run_cases import TOY
 from tests.support.tracking_cases import client, runs_of
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
+
 NUM_RUNS = 14
 
 
@@ -47,8 +50,8 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
     monkeypatch.setattr(drawing, "_save", lambda figure, kind: save(figure, kind) if kind == "svg" else b"%PDF")
     before = results.find_finished(filled, scale.EXPERIMENT)
     assert command(filled, "--out", tmp_path / "out") == 0
-    said = capsys.readouterr().out
-    assert f"report: {tmp_path / 'out' / 'index.html'}" in said
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path / 'out' / 'index.html'}" in printed
     written = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert {
         "index.html",
@@ -58,7 +61,7 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
         "tables/verdicts.tex",
     } <= written
     (run,) = [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
-    assert run.info.run_id in said and run.info.status == "FINISHED"
+    assert run.info.run_id in printed and run.info.status == "FINISHED"
     logged = Path(client(filled).download_artifacts(run.info.run_id, ""))
     assert {str(p.relative_to(logged)) for p in logged.rglob("*") if p.is_file()} == written
     assert results.find_finished(filled, scale.EXPERIMENT) == before
@@ -75,14 +78,14 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
         assert command(filled, "--out", out, "--no-log") == 0
     first, second = ({p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()} for out in outs)
     assert first == second
-    mine, stale = outs[0] / "notes.txt", outs[0] / "figures/stale.svg"
-    mine.write_text("mine")
+    notes, stale = outs[0] / "notes.txt", outs[0] / "figures/stale.svg"
+    notes.write_text("mine")
     stale.write_text("of an earlier report")
     manifest = json.loads((outs[0] / "report.json").read_text())
     manifest["files"] += ["figures/stale.svg", "notes.txt", "../b/index.html"]
     (outs[0] / "report.json").write_text(json.dumps(manifest))
     assert command(filled, "--out", outs[0], "--no-log") == 0
-    assert mine.exists() and not stale.exists() and (outs[1] / "index.html").exists()
+    assert notes.exists() and not stale.exists() and (outs[1] / "index.html").exists()
     assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
 
 
@@ -98,12 +101,12 @@ def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tm
 
 @pytest.mark.slow
 def test_only_the_artifacts_of_the_chosen_case_are_read(filled: Path, tmp_path: Path, monkeypatch, caplog) -> None:
-    found = rows.read([filled], scale.EXPERIMENT)
-    chosen = next(row for row in found.rows if row.name == "naive-3x-workloada")
-    others = group_series.choose_other_modes(found, chosen)
-    assert [other.name for other in others] == ["mps-3x-workloada", "mig-3x-workloada"]
+    study = rows.read([filled], scale.EXPERIMENT)
+    chosen = next(row for row in study.rows if row.name == "naive-3x-workloada")
+    other_modes = group_series.choose_other_modes(study, chosen)
+    assert [other.name for other in other_modes] == ["mps-3x-workloada", "mig-3x-workloada"]
     for path in filled.rglob("samples.parquet"):
-        if not any(row.run_id in str(path) for row in (chosen, others[0])):
+        if not any(row.run_id in str(path) for row in (chosen, other_modes[0])):
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
     assert "in 2 sharing modes" in (tmp_path / "out/index.html").read_text()
@@ -207,8 +210,8 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     out = ["--out", str(tmp_path / "out")]
     assert main(["--experiment", "nothing", "--root", str(filled), *out]) == 2
     assert (
-        "no experiment 'nothing'" in (said := capsys.readouterr().err)
-        and f"with --experiment: '{scale.EXPERIMENT}'" in said
+        "no experiment 'nothing'" in (message := capsys.readouterr().err)
+        and f"with --experiment: '{scale.EXPERIMENT}'" in message
     )
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
     assert f"{DATABASE} is missing" in capsys.readouterr().err
@@ -216,13 +219,13 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     with socket.create_server(("127.0.0.1", 0)) as closed:
         server = f"http://127.0.0.1:{closed.getsockname()[1]}"
     assert main(["--uri", server, *out]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: the tracking server at {server} ") and "Connection refused" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: the tracking server at {server} ") and "Connection refused" in message
+    assert message.count("\n") == 1
     assert main(["--uri", "unknown://server", *out]) == 2
     assert capsys.readouterr().err.startswith("error: MLflow cannot open unknown://server")
     assert command(filled, *out, "--group", "nobody") == 2
-    assert "no such name or run id" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
+    assert "no such name or run id" in (message := capsys.readouterr().err) and "naive-2x-workloada" in message
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/figures.txt").write_text("mine")
     assert command(filled, "--out", tmp_path / "mine") == 2
@@ -236,3 +239,20 @@ def test_a_thousand_groups_take_less_than_30_s_and_2_gb(root: Path, tmp_path: Pa
     _, cpu_s, mib = scale.measure(root, tmp_path / "out")
     assert cpu_s < 30  # not the clock: other tests may run beside this one
     assert mib < 2000
+
+
+@pytest.mark.slow
+def test_the_report_computes_what_the_orchestrator_recorded(run, tmp_path: Path) -> None:
+    overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.3", "window.settle_s=0.1"]
+    status, _, err = run("-m", *TOY, *overrides)
+    assert status == 0, err
+    study = rows.read([tmp_path / "mlruns"], "collocation")
+    assert len(study.rows) == study.num_planned == 6
+    assert study.num_complete_blocks == 2 and study.left_out == {}
+    cells = {(cell.mode, cell.degree): cell for cell in make_cells(study)}
+    assert set(cells) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
+    names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
+    for row in study.rows:
+        computed = cells[row.mode, row.degree].values
+        for name in names:
+            assert computed[name][row.block] == pytest.approx(row.metrics[name], rel=1e-9)

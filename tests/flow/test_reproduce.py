@@ -47,14 +47,14 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     status, out, err = run(f"reproduce={job.info.run_id}", "listeners=[host]")
     assert status == 0, err
     ((again, (same_job,)),) = groups(client, "collocation-reproductions")
-    told = [Path(client.download_artifacts(each.info.run_id, "job.json")) for each in (job, same_job)]
-    assert [json.loads(spec.read_text())["block"] for spec in told] == [2, 2]
+    files = [Path(client.download_artifacts(run.info.run_id, "job.json")) for run in (job, same_job)]
+    assert [json.loads(spec.read_text())["block"] for spec in files] == [2, 2]
     assert again.data.tags["collocation.reproduces"] == original.info.run_id
     assert digest_of(again) == digest_of(original)
     assert again.data.params == original.data.params
     assert contents(client, "collocation") == before
     (line,) = [line.split() for line in out.splitlines() if line.startswith("throughput_total_samples_per_s")]
-    then, now = (each.data.metrics["throughput_total_samples_per_s"] for each in (original, again))
+    then, now = (run.data.metrics["throughput_total_samples_per_s"] for run in (original, again))
     assert [float(figure) for figure in line[1:]] == [
         pytest.approx(then, rel=1e-3),
         pytest.approx(now, rel=1e-3),
@@ -120,20 +120,20 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     ]
     assert run(*overrides, "mix=[S,M]", "scenario=naive", "baseline=never")[0] == 0
     ((original, _),) = groups(client)
-    kept = {file.path for file in client.list_artifacts(original.info.run_id) if file.path.startswith("script-")}
-    assert kept == {"script-0-train.py", "script-1-train.py"}
+    scripts = {file.path for file in client.list_artifacts(original.info.run_id) if file.path.startswith("script-")}
+    assert scripts == {"script-0-train.py", "script-1-train.py"}
 
     again = [f"reproduce={original.info.run_id}", "dry_run=true"]
     _, _, err = run(*again)
     assert "train.py" not in err
     (config,) = tmp_path.glob("mlruns/artifacts/**/config.yaml")
-    whole = config.read_bytes()
-    for damaged in (b"\xff\x00" + whole, b"- 3", b"workload: 3", b"{", whole.replace(b"script", b"scrip"), b""):
+    content = config.read_bytes()
+    for damaged in (b"\xff\x00" + content, b"- 3", b"workload: 3", b"{", content.replace(b"script", b"scrip"), b""):
         config.write_bytes(damaged)
         status, _, err = run(*again)
         assert status == 2 and "Traceback" not in err
         assert "is damaged" in err or "cannot be reproduced by this version" in err or "has no schema with" in err
-    config.write_bytes(whole)
+    config.write_bytes(content)
     (tmp_path / "b/train.py").write_text("print('c')\n")
     _, _, err = run(*again)
     assert err.count("the content of train.py has changed") == 1
@@ -163,7 +163,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     assert digest_of(second) == digest_of(original)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

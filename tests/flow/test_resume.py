@@ -1,4 +1,4 @@
-"""A study that was killed, or cut by a reboot, goes on with `resume=true`: its rows are as if nothing had happened."""
+"""Studies that go on with resume=true, and studies that stop at their goal with repeats=auto."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.record.shards.overview import read_overview
+from pipeline.report.read import rows
 from tests.support.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/record/resume.py")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers(
+    "pipeline/record/resume.py", "pipeline/study/stopping_rule.py", "pipeline/study/study_run.py"
+)
+
 # Nine epochs of 0.1 s: in as many seconds a busy machine may not do a step.
 WORK = ["window=work", "window.epochs=9", *SHORT[2:]]
 STUDY = ["-m", *TOY, *WORK, "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
@@ -30,23 +35,23 @@ PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid", 
 def facts(run):
     """What a run must share with the same run of another study: everything but times, ids and measured values."""
     tags = {key: value for key, value in run.data.tags.items() if key.startswith("collocation.")}
-    kept = {
+    values = {
         key: value
         for key, value in tags.items()
         if key.removeprefix("collocation.") not in PASSING and not key.endswith("_ns")
     }
     metrics = sorted(key for key in run.data.metrics if not key.startswith("system/"))
-    return run.info.run_name, run.info.status, kept, run.data.params, metrics
+    return run.info.run_name, run.info.status, values, run.data.params, metrics
 
 
-def rows(client, experiment):
+def list_findings(client, experiment):
     """The findings of a study, and what its jobs say."""
-    found = [
+    stored = [
         (*facts(run), sorted((facts(child) for child in children), key=str))
         for run, children in groups(client, experiment)
         if Result(run.data.tags["collocation.result"]).is_finding
     ]
-    return sorted(found, key=str)
+    return sorted(stored, key=str)
 
 
 def kill_after(process, num_groups, *, inside):
@@ -77,8 +82,8 @@ def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, 
     assert status == 0, err
     assert ended >= 2 and f"resume: {ended} of 4 groups are finished" in err
     assert ended == 4 or ("[4/4] block 2 of 2" in err and "; 4 ok)" in err)
-    assert rows(client, "cut") == rows(client, "whole")
-    assert len(rows(client, "whole")) == 4
+    assert list_findings(client, "cut") == list_findings(client, "whole")
+    assert len(list_findings(client, "whole")) == 4
     in_table = [line.split() for line in out.splitlines() if line.startswith(("naive-2x-toy ", "serial-1x-toy "))]
     assert [[word for word in words if word == "2"] for words in in_table] == [["2"], ["2"]]  # blocks
     # The gain is taken from the blocks of both starts.
@@ -120,8 +125,8 @@ def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
 def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_path):
     status, _, err = run(*STUDY, "time_limit_s=0.1")
     assert status == 1
-    (said,) = [line for line in err.splitlines() if "; to run them: " in line]
-    what, _, command = said.partition("; to run them: ")
+    (line,) = [line for line in err.splitlines() if "; to run them: " in line]
+    what, _, command = line.partition("; to run them: ")
     assert what == "4 groups: 3 not finished"
     words = shlex.split(command)
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
@@ -136,6 +141,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert len(groups(client)) == 4
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process = start(*STUDY)
     before = ""
@@ -146,8 +152,8 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    left = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
-    assert f"4 groups: {left} not finished; to run them: " in err and "resume=true" in err
+    num_remaining = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
+    assert f"4 groups: {num_remaining} not finished; to run them: " in err and "resume=true" in err
 
 
 @pytest.mark.slow
@@ -199,3 +205,41 @@ def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client
     assert ": the content of model.py has changed\n" in err and "uses it" not in err
     _, _, err = run(*study, "resume=maybe")
     assert "resume=maybe must be one of false, true, accept_environment" in err
+
+
+AUTOMATIC = [*TOY, *SHORT, "listeners=[]", "degree=2", "repeats=auto"]
+
+
+def count_blocks(root):
+    """The blocks of a study that status and report take for complete."""
+    progress, study = read_overview(root, "collocation"), rows.read([root], "collocation")
+    assert progress.is_done and len(study.rows) == study.num_planned == 2 * len(progress.shards)
+    return len(progress.shards)
+
+
+@pytest.mark.slow
+def test_a_study_stops_at_its_goal_is_complete_and_goes_on_for_a_narrower_one(run, tmp_path):
+    status, _, err = run(*AUTOMATIC, "precision_goal_pct=100")
+    assert status == 0, err
+    (stopped,) = re.findall("stopped after (.*) blocks: the goal is reached, 1 speed-up is known within 100 %", err)
+    ended = int(stopped)  # blocks in which this machine was too busy for a valid row do not count
+    assert 5 <= ended == count_blocks(tmp_path / "mlruns")
+    assert f"[{2 * ended}/40] block {ended} of at most 20" in err and f"[{2 * ended + 1}/40]" not in err
+    assert "not finished" not in err
+
+    status, _, err = run(*AUTOMATIC, "precision_goal_pct=100", "resume=true")
+    assert status == 0, err
+    assert f"resume: {2 * ended} of 40 groups are finished" in err and "] block" not in err
+    assert "the stored blocks reach the goal of 100 %" in err and f"stopped after {ended} blocks" in err
+
+    narrower = [*AUTOMATIC, "precision_goal_pct=0.0001", f"repeats_max={ended + 1}", "resume=true"]
+    status, _, err = run(*narrower, "time_limit_s=0.000001")
+    assert status == 1
+    assert f"{2 * ended + 2} groups: at most 2 not finished; to run them:" in err
+
+    status, _, err = run(*narrower)
+    assert status == 0, err
+    assert f"block {ended + 1} of at most {ended + 1}" in err
+    assert f"out of reach within repeats_max={ended + 1}: 2 toy, naive:" in err
+    assert "1 of 1 speed-up is not known within 0.0001 %: 2 toy, naive:" in err
+    assert count_blocks(tmp_path / "mlruns") == ended + 1

@@ -1,48 +1,32 @@
-"""`python run.py` as a user types it: rows in the store, exit statuses, signals, a killed orchestrator, resume."""
+"""python run.py as a user types it: rows, exit statuses, signals, a killed orchestrator, files that jobs remove."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain.tags import Tag
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR, shorten_path
 from pipeline.clean import processes
-from pipeline.record import group_record
-from tests.support.forks import Process
 from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.run_program import Program
+from tests.support.waiting import wait_for_training, wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py")
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
+pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py", "pipeline/record/spool.py")
+
 IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
-
-
-@contextlib.contextmanager
-def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
-    """Wait until the jobs of the first group train; gives the group's mark."""
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
-            events = list(record.parent.glob("jobs/*/events.jsonl"))
-            if len(events) == 2 and all('"started"' in file.read_text() for file in events):
-                yield group_record.read(record.parent).spool_id
-                return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    pytest.fail("the jobs never trained")
 
 
 @pytest.mark.torch
@@ -52,9 +36,9 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     # A number of epochs, and no time: on a busy machine not one may fit into seconds.
     status, out, err = run(*small, "window=work", "window.epochs=3", is_real=True)
     assert status == 0, err
-    found = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
-    assert found.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
-    parent, children = found["naive-2x-tiny"]
+    by_name = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
+    assert by_name.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
+    parent, children = by_name["naive-2x-tiny"]
     losses = [[m.value for m in client.get_metric_history(c.info.run_id, "loss")] for c in children]
     assert list(map(len, losses)) == [3, 3]
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
@@ -159,8 +143,8 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
         process = start(*TOY, "baseline=never", "window.seconds=1", is_real=True)
     finally:
         signal.signal(signal.SIGHUP, before)
-    with when_training(tmp_path, process):
-        process.send_signal(signal.SIGHUP)
+    wait_for_training(tmp_path / "mlruns", process)
+    process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
 
@@ -227,6 +211,7 @@ def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(stu
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     status, _, err = run("tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9")
@@ -238,28 +223,29 @@ def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_second_orchestrator_is_refused(start, tmp_path):
     first = start(*TOY, "baseline=never", "window.seconds=60")
-    with when_training(tmp_path, first):
-        second = start(*TOY, "baseline=never", *SHORT)
-        _, err = second.communicate(timeout=300)
-        assert second.returncode == 2
-        assert f"(pid {first.pid}, started in {tmp_path})" in err
+    wait_for_training(tmp_path / "mlruns", first)
+    second = start(*TOY, "baseline=never", *SHORT)
+    _, err = second.communicate(timeout=300)
+    assert second.returncode == 2
+    assert f"(pid {first.pid}, started in {tmp_path})" in err
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=300)
     assert first.returncode == 130
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
     process = start(
         *TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", script=IMPATIENT, is_real=is_real
     )
-    with when_training(tmp_path, process) as mark:
-        process.send_signal(signum)
-        process.communicate(timeout=300)
+    mark = wait_for_training(tmp_path / "mlruns", process)
+    process.send_signal(signum)
+    process.communicate(timeout=300)
     assert process.returncode == status
     assert processes.list_marked(mark) == []
     ((parent, children),) = groups(client)
@@ -270,15 +256,15 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
 @pytest.mark.parametrize("also_the_sender", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
     process = start(*TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
-    with when_training(tmp_path, process) as mark:
-        process.kill()
-        if also_the_sender:
-            os.kill(process.sender_pid, signal.SIGKILL)
-        process.communicate(timeout=300)
+    mark = wait_for_training(tmp_path / "mlruns", process)
+    process.kill()
+    if also_the_sender:
+        os.kill(process.sender_pid, signal.SIGKILL)
+    process.communicate(timeout=300)
     if also_the_sender:
         assert run(*TOY, "baseline=never", *SHORT, script=IMPATIENT)[0] == 0
     else:
-        _wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
+        wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
     assert processes.list_marked(mark) == []
     (parent, children), *_ = groups(client)
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
@@ -288,11 +274,11 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
 @pytest.mark.parametrize("is_store_gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
     process = start(*TOY, "window.seconds=1", *SHORT[1:])
-    with when_training(tmp_path, process):
-        os.kill(process.sender_pid, signal.SIGKILL)
-        if is_store_gone:
-            (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
-        _, err = process.communicate(timeout=300)
+    wait_for_training(tmp_path / "mlruns", process)
+    os.kill(process.sender_pid, signal.SIGKILL)
+    if is_store_gone:
+        (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
+    _, err = process.communicate(timeout=300)
     assert "; restarting it" in err
     assert process.returncode == int(is_store_gone), err
     if is_store_gone:
@@ -352,16 +338,16 @@ def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduce
     status, out, err = run("-m", "resume=true", *study)
     assert status == 0 and "1 of 4 groups are finished" in err
     assert all(out.count(f"{name} ") == 1 for name in names)
-    found = groups(client)
-    assert {group.info.run_name for group, _ in found} == names
-    for group, jobs in found:
-        for each in (group, *jobs):
-            size = each.data.params["flags.batch-size"]
-            assert (each.data.params["script"], each.data.params["args"]) == ("train.py", "--out 'it'\"'\"'s'")
+    stored = groups(client)
+    assert {group.info.run_name for group, _ in stored} == names
+    for group, jobs in stored:
+        for row in (group, *jobs):
+            size = row.data.params["flags.batch-size"]
+            assert (row.data.params["script"], row.data.params["args"]) == ("train.py", "--out 'it'\"'\"'s'")
             assert f"batch-size={size}" in group.info.run_name
         assert "window_seconds" not in group.data.params and "window_epochs" not in group.data.params
         assert group.data.tags["collocation.command_line"].endswith("-- train.py --out 'it'\"'\"'s'")
-    naive = next(group for group, _ in found if group.info.run_name == "naive-2x-train-batch-size=16")
+    naive = next(group for group, _ in stored if group.info.run_name == "naive-2x-train-batch-size=16")
     assert naive.data.metrics["speedup_vs_serial_ratio"] > 1
     status, _, err = run(f"reproduce={naive.info.run_id}", "dry_run=true")
     assert status == 0 and "digest of the plan" not in err and "the content of" not in err
@@ -373,9 +359,9 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
         (tmp_path / f"{name}.py").write_text("import sys, time; print(sys.argv[1:]); time.sleep(0.3)")
     status, _, err = run("mix=['train.py --epochs 3',{command:eval.py,flags:{split:test}}]")
     assert status == 0, err
-    found = {group.info.run_name: group for group, _ in groups(client)}
-    assert found.keys() == {f"{mode}-train+eval[split=test]" for mode in ("naive", "serial")}
-    mix = found["naive-train+eval[split=test]"]
+    by_name = {group.info.run_name: group for group, _ in groups(client)}
+    assert by_name.keys() == {f"{mode}-train+eval[split=test]" for mode in ("naive", "serial")}
+    mix = by_name["naive-train+eval[split=test]"]
     assert mix.data.metrics["speedup_vs_serial_ratio"] > 1
     status, _, err = run(f"reproduce={mix.info.run_id}")
     assert status == 0 and "digest of the plan" not in err and "the content of" not in err
@@ -390,13 +376,7 @@ def test_a_script_that_fails_is_a_failed_row(study_of, tmp_path):
     assert done.groups[0][0].info.status == "FAILED"
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
+@pytest.mark.slow
 def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('a bug')")
     options = ["baseline=never", "degree=1,2,3", "listeners=[]"]
@@ -408,7 +388,68 @@ def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
     assert len(study_of("-m", *options, "--", "train.py").groups) == 3
 
 
+@pytest.mark.slow
 def test_on_failure_stop_goes_on_after_a_finding(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('too large')")
     study = study_of("-m", "baseline=never", "degree=1,2", "listeners=[]", "on_failure=stop", "--", "train.py")
     assert study.status == 0 and len(study.groups) == 2
+
+
+REMOVED = ["degree=1,2", "repeats=1", "baseline=never", "warm_start=false", "listeners=[]"]
+REMOVES = "import os, shutil, sys, time\ntime.sleep(0.2)\nif sys.argv[1] in '{when}': {removes}\n"
+REMOVES_FOLDER = "shutil.rmtree(os.path.dirname(sys.argv[0]), ignore_errors=True)"
+
+
+def run_study(tmp_path: Path, template_store: Path, removes: str, *, root: str, when: str = "1") -> list[str]:
+    """Run two groups, of which those with these numbers of jobs remove something; return what was printed."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copytree(template_store, folder / root)
+    (folder / "train.py").write_text(REMOVES.format(when=when, removes=removes))
+    words = [f"tracking.root={root}", f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note", "-m", *REMOVED]
+    status, out, err = Program(folder).run(*words, "--", "train.py", "{degree}")
+    assert status == 1, err
+    assert "Traceback" not in out + err
+    return [line.strip() for line in (out + err).splitlines()]
+
+
+def find_lines(lines: list[str], text: str) -> list[str]:
+    return [line for line in lines if text in line]
+
+
+def test_a_group_fails_whose_script_was_removed_and_the_study_goes_on(tmp_path, study_of):
+    (tmp_path / "train.py").write_text(REMOVES.format(when="2", removes="os.remove(sys.argv[0])"))
+    study = study_of("-m", *REMOVED, "--", "train.py", "{degree}")
+    assert study.status == 1
+    reasons = {group.info.run_name: group.data.tags[Tag.REASON] for group, _ in study.groups}
+    assert reasons["naive-1x-train"] == f"job 0-train: {tmp_path}/train.py was removed during the study; restore it"
+    assert len(find_lines(study.err.splitlines(), "2 groups: 2 failed; to run them: ")) == 1
+
+
+@pytest.mark.slow
+def test_a_study_whose_working_folder_was_removed_says_how_to_resume(tmp_path, template_store):
+    lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="../mlruns", when="2")
+    assert find_lines(lines, f"naive-1x-train: job 0-train cannot start in {tmp_path}/work: No such file or directory")
+    assert len(find_lines(lines, "failed; to run ")) == 1
+    assert f"the working folder {tmp_path}/work was removed during the study; make it again first" in lines
+    assert find_lines(lines, "report: ")
+
+
+@pytest.mark.slow
+def test_a_store_that_was_removed_is_said_in_one_line(tmp_path, template_store):
+    lines = run_study(tmp_path, template_store, REMOVES_FOLDER, root="mlruns")
+    removed = (
+        f"error: {tmp_path}/work/mlruns, with the results of this study, was removed while naive-1x-train ran; set "
+    )
+    assert [line[: len(removed)] for line in find_lines(lines, "error")] == [removed]
+    assert len(find_lines(lines, "2 groups: 1 not finished; to run it: ")) == 1
+    assert find_lines(lines, "report: ")
+
+
+def test_a_path_is_shortened_only_below_a_folder_that_exists(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert shorten_path(tmp_path / "work/a") == Path("a")
+    assert shorten_path(tmp_path / "a") == tmp_path / "a"
+    (tmp_path / "work").rmdir()
+    assert shorten_path(tmp_path / "work/a") == tmp_path / "work/a"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 
 import psutil
@@ -19,6 +18,7 @@ from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY
+from tests.support.run_program import Program
 from tests.support.tracking_cases import wait_for
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
@@ -28,26 +28,10 @@ MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 
 
 @pytest.fixture
-def start(tmp_path, template_store):
-    """Start a study on a simulated machine with two GPUs."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
-
-    def begin(*arguments):
-        argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, f"gpu.lock_dir={tmp_path}", *arguments]
-        return forks.start(*argv, cwd=tmp_path)
-
-    return begin
-
-
-@pytest.fixture
-def run_one(tmp_path):
-    """Run one configuration; exit status and errors."""
-
-    def run(*arguments):
-        done = forks.run(PROJECT_DIR / "run.py", *TOY, *MACHINE, *arguments, cwd=tmp_path)
-        return done.returncode, done.stderr
-
-    return run
+def program(program, tmp_path) -> Program:
+    """A study on a simulated machine with two GPUs."""
+    program.first, program.last = [*STUDY, *MACHINE, f"gpu.lock_dir={tmp_path}"], []
+    return program
 
 
 @pytest.fixture
@@ -81,15 +65,15 @@ def test_two_gpus_share_a_study_and_a_shard_that_was_lost_is_run_again(start, wo
     assert "1 shard of 3 to run" in err
     assert "GPU 1 shard 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert [block.num_missing for block in found.blocks] == [0, 0, 0]
-    assert found.num_planned == 6
-    assert len({row.gpu_uuid for row in found.rows}) == 2
-    assert {dict(row.settings)["other GPUs"] for row in found.rows} == {"1"}
-    assert all(row.result is Result.OK for row in found.rows)
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert [block.num_missing for block in study.blocks] == [0, 0, 0]
+    assert study.num_planned == 6
+    assert len({row.gpu_uuid for row in study.rows}) == 2
+    assert {dict(row.settings)["other GPUs"] for row in study.rows} == {"1"}
+    assert all(row.result is Result.OK for row in study.rows)
     # On one GPU alone that is another plan than the workers'.
     one = ["gpu.device=0", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
-    argv = [*TOY[:2], f"reproduce={found.rows[0].run_id}", *MACHINE, *one]
+    argv = [*TOY[:2], f"reproduce={study.rows[0].run_id}", *MACHINE, *one]
     done = forks.run(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -136,10 +120,10 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     assert process.returncode == 0, err
     assert "1 shard of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 shard of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
     assert re.findall(r"^naive-2x-toy +NVIDIA (\w+).* ok\*? ", out, re.MULTILINE) == ["A100", "H100"]
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert found.num_planned == len(found.rows) == 4 and not found.left_out
-    assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
-    assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert study.num_planned == len(study.rows) == 4 and not study.left_out
+    assert [(block.number, block.num_missing) for block in study.blocks] == [(1, 0), (1, 0)]
+    assert len(study.devices) == len({row.gpu_uuid for row in study.rows}) == len({row.plan for row in study.rows}) == 2
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal")
     assert [(shard.model, shard.state) for shard in seen.shards] == [
         ("NVIDIA A100-SXM4-40GB", "done"),
@@ -251,8 +235,7 @@ def test_devices_without_brackets_are_refused(start):
     assert "write a list as 'hydra.launcher.devices=[0,1]'" in err
 
 
-def test_a_single_configuration_has_nothing_to_hand_out(run_one):
-    assert run_one("hydra/launcher=gpus") == (
-        2,
-        "error: hydra/launcher=gpus is for sweeps; add -m\n",
-    )
+@pytest.mark.slow
+def test_a_single_configuration_has_nothing_to_hand_out(program):
+    program.first = [*TOY, *MACHINE]
+    assert program.run("hydra/launcher=gpus") == (2, "", "error: hydra/launcher=gpus is for sweeps; add -m\n")

@@ -44,12 +44,12 @@ def test_a_file_that_two_copies_write_is_named(study_of, toys):
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
+    "folder", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
 )
-def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, given):
-    done = study_of(*script("writes"), *given, "baseline=never")
+def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, folder):
+    done = study_of(*script("writes"), *folder, "baseline=never")
     assert done.status == 0, done.err
     assert "changed while" not in done.err and not (tmp_path / "mine.txt").exists()
     texts = {(child.folder / "output/mine.txt").read_text() for child in done.jobs}
@@ -87,6 +87,7 @@ def test_a_metric_that_a_program_logs_through_mlflow(run, client, toys, name, me
     assert child.data.metrics[metric] > 0
 
 
+@pytest.mark.slow
 def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_of, toys, tmp_path):
     mix = ["+workload@sizes.A=script", "sizes.A.script=writes.py", "sizes.A.args=['{output_dir}/x']"]
     mix += ["+workload@sizes.B=script", "sizes.B.script=with_a_bug.py", "sizes.B.args=['--steps','0']"]

@@ -31,6 +31,7 @@ def git(folder: Path, *command: str) -> None:
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -39,8 +40,8 @@ def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "-qm", "a")
     script.write_text(SCRIPT.replace('"s3cr3t-script"', '"s3cr3t-edited"'))
-    given = ["degree=1", "gpu=cpu", *(f"+workload.{secret}" for secret in SECRETS)]
-    status, out, err = run(*given, "--", "train.py", *WORDS, "fail")
+    arguments = ["degree=1", "gpu=cpu", *(f"+workload.{secret}" for secret in SECRETS)]
+    status, out, err = run(*arguments, "--", "train.py", *WORDS, "fail")
     assert status == 1
     assert "s3cr3t" not in (out + err).lower()
     assert "no access for <hidden>, password=<hidden>; https://<hidden>@h/x" in out
@@ -63,9 +64,9 @@ def test_a_script_that_was_kept_without_its_secrets_is_not_run(run, client, tmp_
     again = f"reproduce={group.info.run_id}"
     status, _, err = run(again, "dry_run=true")
     assert status == 0 and f"script-train.py was recorded without its secrets; {script} runs instead" in err
-    (kept,) = tmp_path.glob("mlruns/artifacts/**/script-train.py")
-    assert kept.read_text() == code.replace("s3cr3t-script", "<hidden>")
-    script.write_text(kept.read_text())
+    (stored_script,) = tmp_path.glob("mlruns/artifacts/**/script-train.py")
+    assert stored_script.read_text() == code.replace("s3cr3t-script", "<hidden>")
+    script.write_text(stored_script.read_text())
     status, _, err = run(again)
     assert status == 2 and err.count("\n") == 1
     assert f"{script} contains <hidden> in place of its secrets" in err

@@ -70,7 +70,7 @@ class Bucket:
 
     def files(self):
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
 
 @pytest.fixture
@@ -107,15 +107,15 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
         (tmp_path / f"host{shard}").mkdir()
         tracking = ["tracking=server", f"tracking.uri={uri}", f"tracking.root=host{shard}/mlruns"]
         places = [f"gpu.lock_dir={tmp_path}", f"plan_file={tmp_path}/plan.json"]
-        given = [f"shard={shard}", f"gpu.device={shard - 1}", "gpu.other_gpus=7"]
-        argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, *tracking, *places, *given]
+        arguments = [f"shard={shard}", f"gpu.device={shard - 1}", "gpu.other_gpus=7"]
+        argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, *tracking, *places, *arguments]
         return forks.start(*argv, cwd=tmp_path, env=environ)
 
     def flush(shards):
         commands = [["-m", "pipeline.tracking", "flush", "--root", tmp_path / f"host{u}/mlruns"] for u in shards]
         running = [forks.start(*command, env=environ) for command in commands]
-        said = [process.communicate(timeout=600) for process in running]
-        return [process.returncode for process in running], said
+        outputs = [process.communicate(timeout=600) for process in running]
+        return [process.returncode for process in running], outputs
 
     shards = range(1, WORKERS + 1)
     workers = [start(shard) for shard in shards]
@@ -123,16 +123,16 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
         assert any(re.match(r"\[1/2\]", line) for line in worker.stderr)
     kill(server)
     bucket.go_away()
-    said = [worker.communicate(timeout=600) for worker in workers]
-    assert [worker.returncode for worker in workers] == [1] * WORKERS, said
-    assert all("could not be sent" in err for _, err in said), said
+    outputs = [worker.communicate(timeout=600) for worker in workers]
+    assert [worker.returncode for worker in workers] == [1] * WORKERS, outputs
+    assert all("could not be sent" in err for _, err in outputs), outputs
 
     uri, _ = serve()
-    statuses, said = flush([1, 2])
-    assert statuses == [1, 1], said  # of the runs that they made, no file could be kept
+    statuses, outputs = flush([1, 2])
+    assert statuses == [1, 1], outputs  # of the runs that they made, no file could be kept
     bucket.come_back()
-    statuses, said = flush([*shards, *shards])  # each twice at once
-    assert statuses == [0] * 2 * WORKERS, said
+    statuses, outputs = flush([*shards, *shards])  # each twice at once
+    assert statuses == [0] * 2 * WORKERS, outputs
     assert not list(tmp_path.glob("host*/mlruns/spool/*"))
 
     overview = read_overview(uri, "collocation-rehearsal")

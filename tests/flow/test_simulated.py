@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 
 from pipeline import rehearsal
 from pipeline.base.system.factory import Spec
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
@@ -28,14 +25,14 @@ from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
-from tests.support import fast_programs, forks, power_source
+from tests.support import fast_programs, power_source
+from tests.support.run_cases import BRIEF, TOY, groups
+from tests.support.run_program import Program
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
 SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]
 DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
@@ -53,40 +50,13 @@ def decoys(tmp_path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path, template_store, decoys) -> Callable[..., forks.Fork]:
-    """Start run.py on a simulated A100, with the decoys first on PATH."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
+def program(program, tmp_path, decoys) -> Program:
+    """run.py on a simulated A100, with the decoys first on PATH."""
     (tmp_path / "tmp").mkdir()
-    environ = {
-        "PATH": f"{decoys}:{os.environ['PATH']}",
-        "TMPDIR": str(tmp_path / "tmp"),
-        "CUDA_VISIBLE_DEVICES": "0",
-    }
-
-    def begin(*arguments: str) -> forks.Fork:
-        argv = [PROJECT_DIR / "run.py", *arguments, "gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
-
-    return begin
-
-
-@pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end: exit status, output, errors."""
-
-    def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
-        process = start(*arguments)
-        try:
-            while killed_when is not None and process.poll() is None:
-                if killed_when():
-                    process.kill()
-                time.sleep(0.02)
-            out, err = process.communicate(timeout=600)
-        finally:
-            process.kill()
-        return process.returncode, out, err
-
-    return to_the_end
+    program.last = ["gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
+    path = f"{decoys}:{os.environ['PATH']}"
+    program.environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp"), "CUDA_VISIBLE_DEVICES": "0"}
+    return program
 
 
 @pytest.fixture
@@ -113,26 +83,18 @@ def a100_in(folder: Path) -> StateFile:
     return file
 
 
-def stored(folder: Path):
+def stored(client):
     """The runs in the store: of groups, and of jobs."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation-rehearsal")
-    return [
-        client.search_runs(
-            [experiment.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["start_time ASC"]
-        )
-        for role in ("group", "job")
-    ]
+    pairs = groups(client, "collocation-rehearsal")
+    return [group for group, _ in pairs], [job for _, jobs in pairs for job in jobs]
 
 
-def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, tmp_path, decoys):
+def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, client, tmp_path, decoys):
     status, out, err = run("-m", *TOY, *SHORT, "scenario=serial,naive", "degree=2", "gpu.job_memory_mib=700")
     assert status == 0, err
     assert "note: NVIDIA A100-SXM4-40GB is simulated: jobs run on the CPU" in err
     assert "simulated: NVIDIA A100-SXM4-40GB; the jobs ran on the CPU" in out
-    groups, jobs = stored(tmp_path)
+    groups, jobs = stored(client)
     assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
     assert len(jobs) == 3
     assert "activity" not in err
@@ -167,8 +129,8 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     memory = {row.data.params["scenario"]: row.data.metrics["memory_peak_mib"] for row in groups}
     assert memory == {"mps": 1090, "mps_percent": 1090, "mps_static": 1090, "mig_mps": 1156}
     # Of 27 chunks of 4 multiprocessors.
-    told = [job.data.params.get("placement.mps_multiprocessors") for job in done.jobs]
-    assert sorted(filter(None, told)) == ["52", "52"]
+    multiprocessors = [job.data.params.get("placement.mps_multiprocessors") for job in done.jobs]
+    assert sorted(filter(None, multiprocessors)) == ["52", "52"]
     assert not (tmp_path / "decoys-ran").exists()
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
@@ -182,7 +144,7 @@ def test_mps_runs_a_study_with_a_driver_that_reports_no_status_of_servers(rehear
     assert "mps_static needs a driver with CUDA 13.1 or newer (R590), not 535.309.01 with CUDA 12.2" in done.out
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -192,8 +154,8 @@ def test_mps_runs_a_study_with_a_driver_that_reports_no_status_of_servers(rehear
     ],
 )
 def test_mps_that_fails_is_a_row_that_says_why(rehearse, tmp_path, fault, words):
-    set_faults(kept := a100_in(tmp_path), of_mps=(fault,))
-    done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
+    set_faults(machine := a100_in(tmp_path), of_mps=(fault,))
+    done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={machine.path}")
     assert done.status == 1, done.err
     assert words in done.out
     ((group, _),) = done.groups
@@ -226,14 +188,14 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
 
 
 @pytest.mark.slow
-def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
+def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, client, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
     often = ["window.seconds=0.3", listeners]
     status, _, err = run(*TOY, "baseline=never", *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
     assert status == 0, err
     for name in ("gpm", "dcgm"):
         assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
-    (group_run,), jobs = stored(tmp_path)
+    (group_run,), jobs = stored(client)
     for run_ in (group_run, *jobs):
         assert run_.data.tags["collocation.result"] == "ok"
         assert not [name for name in run_.data.metrics if "gpm" in name or "dcgm" in name or "act_" in name]
@@ -264,11 +226,12 @@ def test_a_listener_that_is_not_required_may_end_during_a_group(rehearse, tmp_pa
     done = rehearse("workload=script", "workload.script=train.py", "degree=1", "baseline=never", *listeners)
     assert done.status == 0, done.err
     assert done.err.count("left out: listener smi: ") == 1
-    ((found, _),) = done.groups
-    assert "ended with status -9" in found.data.tags["collocation.listener.smi"]
-    assert found.data.metrics["orchestrator_cpu_pct"] >= 0
+    ((group, _),) = done.groups
+    assert "ended with status -9" in group.data.tags["collocation.listener.smi"]
+    assert group.data.metrics["orchestrator_cpu_pct"] >= 0
 
 
+@pytest.mark.slow
 def test_jobs_see_no_gpu(rehearse, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
@@ -277,6 +240,7 @@ def test_jobs_see_no_gpu(rehearse, tmp_path):
     assert (tmp_path / "seen").read_text() == "''"
 
 
+@pytest.mark.slow
 def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(rehearse):
     memory = "gpu.job_memory_mib=20000,300"
     done = rehearse("-m", *TOY, *SHORT, "degree=3", memory, "order=listed", "baseline=never")
@@ -298,10 +262,10 @@ def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
 
 @pytest.mark.slow
 def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
-    kept = StateFile(tmp_path / "kept.json")
-    uuids = [gpu.uuid for gpu in kept.keep(["a100_40gb"] * 2).gpus]
-    Clients(kept).hold(uuids[1], os.getpid(), "stranger", 100)
-    study = [*TOY, *SHORT, "scenario=naive", "degree=1", f"gpu.machine={kept.path}"]
+    machine = StateFile(tmp_path / "kept.json")
+    uuids = [gpu.uuid for gpu in machine.keep(["a100_40gb"] * 2).gpus]
+    Clients(machine).hold(uuids[1], os.getpid(), "stranger", 100)
+    study = [*TOY, *SHORT, "scenario=naive", "degree=1", f"gpu.machine={machine.path}"]
     done = rehearse(*study, "gpu.device=0")
     assert done.status == 0, done.err
     assert done.groups[0][0].data.metrics["memory_peak_mib"] == 512
@@ -311,10 +275,10 @@ def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
 
 @pytest.mark.slow
 def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_gone(start, run, tmp_path):
-    kept = StateFile(tmp_path / "kept.json")
-    (gpu,) = kept.keep(["a100_40gb"]).gpus
-    study = [*TOY, *SHORT, "scenario=mig", "degree=1", f"gpu.machine={kept.path}"]
-    clients = Clients(kept)
+    machine = StateFile(tmp_path / "kept.json")
+    (gpu,) = machine.keep(["a100_40gb"]).gpus
+    study = [*TOY, *SHORT, "scenario=mig", "degree=1", f"gpu.machine={machine.path}"]
+    clients = Clients(machine)
     with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
         status, out, err = run(*study)
         assert (status, out) == (2, "") and "in use by another study of " in err and "with wait=true" in err
@@ -329,36 +293,39 @@ def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_go
     assert waiting.returncode == 0 and "; 1 ok)" in err and "waiting for" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_waiting(start, tmp_path):
-    kept = StateFile(tmp_path / "kept.json")
-    (gpu,) = kept.keep(["a100_40gb"]).gpus
-    before = kept.read()
+    machine = StateFile(tmp_path / "kept.json")
+    (gpu,) = machine.keep(["a100_40gb"]).gpus
+    before = machine.read()
     with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
-        waiting = start(*TOY, "baseline=never", *SHORT, f"gpu.machine={kept.path}", "wait=true")
+        waiting = start(*TOY, "baseline=never", *SHORT, f"gpu.machine={machine.path}", "wait=true")
         assert next(waiting.stderr).startswith("waiting for ")
         waiting.send_signal(signal.SIGINT)
         waiting.communicate(timeout=120)
-    assert waiting.returncode == 130 and kept.read() == before
+    assert waiting.returncode == 130 and machine.read() == before
 
 
 @pytest.mark.smoke
 def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_path):
-    kept = a100_in(tmp_path)
-    set_faults(kept, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
-    status, out, err = rehearse(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
+    machine = a100_in(tmp_path)
+    set_faults(machine, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
+    status, out, err = rehearse(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={machine.path}")
     assert status == 1, err
     assert "failed" in out and "Insufficient Resources" in out
-    (gpu,), (fault,) = kept.read().gpus, kept.read().faults
+    (gpu,), (fault,) = machine.read().gpus, machine.read().faults
     assert (gpu.instances, gpu.mig_current, fault.times) == ((), False, 0)
 
 
 @pytest.mark.slow
 def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, tmp_path):
-    kept = tmp_path / "kept.json"
-    study = [*TOY, *SHORT, "degree=2", f"gpu.machine={kept}"]
+    machine_file = tmp_path / "kept.json"
+    study = [*TOY, *SHORT, "degree=2", f"gpu.machine={machine_file}"]
 
     def instances() -> list[object]:
-        return [i for gpu in StateFile(kept).read().gpus for i in gpu.instances] if kept.exists() else []
+        return (
+            [i for gpu in StateFile(machine_file).read().gpus for i in gpu.instances] if machine_file.exists() else []
+        )
 
     alone = ["scenario=mig", "baseline=never", "window.seconds=60"]
     status, _, _ = run(*study, *alone, killed_when=lambda: len(instances()) == 2)
@@ -367,21 +334,21 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     status, _, err = run(*study, "scenario=mig")
     assert status == 0, err
     assert "undid 3 steps of a killed orchestrator on NVIDIA A100-SXM4-40GB" in err
-    (gpu,) = StateFile(kept).read().gpus
+    (gpu,) = StateFile(machine_file).read().gpus
     assert (gpu.instances, gpu.mig_current) == ((), False)
 
 
 @pytest.mark.slow
-def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, tmp_path):
-    kept = a100_in(tmp_path)
-    with kept.change() as cell:
+def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, client, tmp_path):
+    machine = a100_in(tmp_path)
+    with machine.change() as cell:
         cell.state = dataclasses.replace(cell.state, sources=(Spec(target="tests.support.power_source.PowerSource"),))
     lengths = ["gpu.idle_power_s=1", "gpu.waiting_power_s=1"]
     study = [*TOY, *BRIEF, *OFTEN, "window.seconds=1", "scenario=mps", "baseline=never"]
-    status, _, err = run(*study, f"gpu.machine={kept.path}", *lengths)
+    status, _, err = run(*study, f"gpu.machine={machine.path}", *lengths)
     assert status == 0, err
     assert "note: idle power is measured once for all blocks, in 2 s: 1 s without jobs" in err
-    ((group_run,), _) = stored(tmp_path)
+    ((group_run,), _) = stored(client)
     figures = group_run.data.metrics
     assert (figures["power_idle_w"], figures["power_waiting_w"]) == (power_source.IDLE_W, power_source.WAITING_W)
     assert figures["energy_above_idle_j"] == pytest.approx(50.0, rel=0.05)
@@ -397,16 +364,16 @@ def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run
         ({"settings": Settings(power_limit_w=500)}, "power limit 500 W, was 700 W"),
     ],
 )
-def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tmp_path, changed, words):
+def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, client, tmp_path, changed, words):
     """What was measured before has no figure against what was measured after, in the table as in MLflow."""
-    kept = a100_in(tmp_path)
+    machine = a100_in(tmp_path)
 
     def change(branch: str = "580", settings: Settings | None = None) -> None:
-        with kept.change() as cell:
+        with machine.change() as cell:
             gpu = dataclasses.replace(cell.state.gpus[0], settings=settings or Settings(power_limit_w=700))
             cell.state = dataclasses.replace(cell.state.replace_gpu(0, gpu), branch=branch)
 
-    study = [*TOY, *SHORT[:-2], "degree=2", "listeners=[host]", f"gpu.machine={kept.path}"]
+    study = [*TOY, *SHORT[:-2], "degree=2", "listeners=[host]", f"gpu.machine={machine.path}"]
     change()
     status, _, err = run(*study, "time_limit_s=0.1")
     assert status == 1, err
@@ -415,8 +382,8 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
     assert status == 0, err
     assert "resume: 0 of 2 groups are finished" in err
     assert f"resume: unfinished blocks start again without 1 earlier result ({words})" in err
-    (first, *others), _ = stored(tmp_path)
-    assert [("slowdown_worst_ratio" in each.data.metrics) for each in others] == [True, True]
+    (first, *later_groups), _ = stored(client)
+    assert [("slowdown_worst_ratio" in group.data.metrics) for group in later_groups] == [True, True]
     assert first.data.tags["collocation.power_limit_w"] == "700"
 
 
@@ -438,5 +405,5 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     (job,) = rows[rows["params.job.works"] == "yes"].to_dict("records")
     assert len(job["params.placement.device"].split(",")) == 2
     assert job["group.tags.collocation.simulated"] == "true"
-    (found,) = Path(tmp_path).rglob("probe.json")
-    assert json.loads(found.read_text())["framework"] == "torch"
+    (probe,) = Path(tmp_path).rglob("probe.json")
+    assert json.loads(probe.read_text())["framework"] == "torch"

@@ -21,7 +21,7 @@ from pipeline.plan.config_schema import Config, GpuConfig, GpuKind
 from pipeline.plan.option_loader import load_choice
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
-from tests.support.rows import Gone, group
+from tests.support.rows import EndedProcess, group
 
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 
@@ -77,6 +77,7 @@ def test_the_machine_goes_with_its_study(temporary):
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
         "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.config_schema import *\n"
@@ -89,15 +90,15 @@ def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(tem
     )
     try:
         assert other.stdout is not None and other.stdout.readline() == "there\n"
-        (left,) = temporary.iterdir()
+        (remaining,) = temporary.iterdir()
         with rehearsal.prepare_machine(configs("a100_40gb")):
-            assert left.is_dir()
+            assert remaining.is_dir()
     finally:
         other.kill()
         other.communicate()
-    assert left.is_dir()
+    assert remaining.is_dir()
     with rehearsal.prepare_machine(configs("a100_40gb")):
-        assert not left.exists()
+        assert not remaining.exists()
 
 
 def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
@@ -162,12 +163,12 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         pass
     newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
     unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
-    for asked, words in (
+    for option, words in (
         ([newer], "kept.json describes a machine with driver 580, but gpu.driver=590"),
         ([a100, newer], "gpu.driver cannot be swept; run one study for each value"),
         ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 595, 615"),
     ):
-        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
+        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(option):
             pass
     (tmp_path / "text").write_text("hello")
     for wrong, words in (("text", "does not contain a simulated machine"), ("absent/kept", "cannot be locked")):
@@ -223,8 +224,8 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     with rehearsal.prepare_machine([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
-        gone, here = (
-            JobState(job=job, folder=tmp_path, started=ProcessStart(process=Gone(pid), at_ns=0))
+        gone, running = (
+            JobState(job=job, folder=tmp_path, started=ProcessStart(process=EndedProcess(pid), at_ns=0))
             for pid in (ended.pid, os.getpid())
         )
         simulated.charge([gone], slots, ["python"], 10)
@@ -232,10 +233,10 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
             patch.setattr(control_program, "connect", _raise_not_ready)
             simulated.charge([gone], slots, ["python"], 10)
             with pytest.raises(SharingError, match="cannot become a client of MPS: NOT_READY"):
-                simulated.charge([here], slots, ["python"], 10)
+                simulated.charge([running], slots, ["python"], 10)
         assert not gone.went_wrong
         with pytest.raises(SharingError, match="GPU-absent: Not Found"):
-            simulated.charge([here], [Slot(visible_devices="GPU-absent")], ["python"], 10)
+            simulated.charge([running], [Slot(visible_devices="GPU-absent")], ["python"], 10)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +255,8 @@ def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):
 
 def test_a_simulated_device_needs_no_privilege_and_may_be_forbidden_to_change(make_plan):
     admin = {
-        given: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={given}"], device=SIMULATED).groups[0].gpu.admin
-        for given in ("[sudo,-n]", "null")
+        admin: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={admin}"], device=SIMULATED).groups[0].gpu.admin
+        for admin in ("[sudo,-n]", "null")
     }
     assert admin == {"[sudo,-n]": (), "null": None}
 
@@ -278,7 +279,10 @@ def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
         uuid = simulated.find_device(config.gpu).uuid
         states = [
             JobState(
-                job=job, folder=tmp_path, host_folder=tmp_path, started=ProcessStart(process=Gone(os.getpid()), at_ns=0)
+                job=job,
+                folder=tmp_path,
+                host_folder=tmp_path,
+                started=ProcessStart(process=EndedProcess(os.getpid()), at_ns=0),
             )
             for job in jobs
         ]

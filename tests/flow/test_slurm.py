@@ -72,8 +72,10 @@ class Array:
     """The job array of a study that was started."""
 
     def __init__(self, process, slurm, folder, server):
-        said = next(found for line in process.stderr if (found := re.match(r"submitted .* as job array (\d+)", line)))
-        self.job, self.slurm, self.folder, self.server = said[1], slurm, folder, server
+        submitted = next(
+            match for line in process.stderr if (match := re.match(r"submitted .* as job array (\d+)", line))
+        )
+        self.job, self.slurm, self.folder, self.server = submitted[1], slurm, folder, server
 
     def log_of(self, shard):
         path = self.folder / f"slurm/{self.job}_{shard}.log"
@@ -225,9 +227,9 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_shard_is_run_again
     array.wait_until_measured(1)
     assert array.overview().shards[0].state == RUNNING
     (task,) = (
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if {"shard=1", f"tracking.experiment={tmp_path.name}"} <= set(each.info["cmdline"] or [])
+        candidate
+        for candidate in psutil.process_iter(["cmdline"])
+        if {"shard=1", f"tracking.experiment={tmp_path.name}"} <= set(candidate.info["cmdline"] or [])
     )
     for process_of_task in [*task.children(recursive=True), task]:  # its sender would say how it ended
         process_of_task.kill()

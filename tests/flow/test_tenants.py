@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import tempfile
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import HostProgram, Interpreter, Limits, Result, Slot
+from pipeline.base.domain.records import HostProgram, Result, Slot
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.paths import PROJECT_DIR
@@ -26,13 +24,13 @@ from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult, Observation
 from tests.conftest import TOYS
-from tests.flow.test_interleaving import WINDOW, make_jobs
+from tests.flow.test_interleaving import WINDOW
 from tests.support.rows import group
+from tests.support.toy_groups import PATIENT, PYTHON, make_jobs, prepare_launch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.covers("pipeline/launch/host_start.py", "workloads/tenants.py", "workloads/green_trial.py")
 
-PYTHON = Interpreter(python=Path(sys.executable))
-PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 THREADS = HostProgram(script=str(PROJECT_DIR / "workloads/host_streams.py"))  # without a GPU, it has no streams
 FRAGILE = HostProgram(script=str(TOYS / "host_fragile.py"))
 Run = Callable[..., GroupResult]
@@ -43,38 +41,18 @@ def on_trial(manner: str, limit_s: int = 60) -> HostProgram:
     return HostProgram(script=str(TOYS / "host_on_trial.py"), options=options)
 
 
-def wait_until(is_true: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
-def scratch() -> Iterator[Path]:
-    folder = Path("/tmp") / f"t-{uuid.uuid4().hex[:12]}"
-    folder.mkdir()
-    yield folder
-    folder.rmdir()  # nothing is left in it
-
-
-@pytest.fixture
-def run(tmp_path: Path, scratch: Path) -> Run:
+def run(tmp_path: Path) -> Run:
     def run_toys(
         *manners: str, host: HostProgram = THREADS, kind: WindowKind = WindowKind.STEADY, starter: Starter | None = None
     ) -> GroupResult:
         epochs = 0 if kind is WindowKind.STEADY else 2
         window = Window(kind=kind, seconds=0.3, settle_s=0.0, epochs=epochs)
         tenants = group(*("toy" for _ in manners), jobs=make_jobs(*manners, epochs=epochs), window=window)
-        slot = Slot(visible_devices="", host=host)
-        starter = starter or Spawner(PYTHON)
-        starts = [JobStart(job=job, slot=slot, starter=starter) for job in tenants.jobs]
-        files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
-        with JobGroup(starts, files, PATIENT) as running:
+        with prepare_launch(tmp_path / "group", tenants.jobs, starter=starter, host=host) as running, running:
             assert len(set(running.pids().values())) == 1
             if running.wait_ready():
                 running.measure(window)
-        assert not processes.list_marked(files.mark)
         return group_row.judge(tenants, Observation(batches=[running.states], samples=()))
 
     return run_toys
@@ -167,6 +145,7 @@ def test_a_way_of_sharing_that_does_not_work_is_a_skipped_group(run: Run) -> Non
     assert "cuDNN 9.9 fails in green contexts" in row.reason
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("manner", "reason"),
     [
@@ -233,14 +212,10 @@ def test_output_of_a_process_is_not_said_to_be_a_jobs(run: Run) -> None:
     assert all(line.startswith("process of all jobs: ") for job in row.jobs for line in job.error_output)
 
 
-def test_each_tenant_is_held_and_goes_on(tmp_path: Path, scratch: Path) -> None:
-    slot = Slot(visible_devices="", host=THREADS)
+def test_each_tenant_is_held_and_goes_on(tmp_path: Path) -> None:
     jobs = make_jobs("can_be_held", "can_be_held", "can_be_held")
-    starts = [JobStart(job=job, slot=slot, starter=Spawner(PYTHON)) for job in jobs]
-    files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
-    running = JobGroup(starts, files, PATIENT)
-    interleaving = Interleaving(running, WINDOW, {3: 1, 1: 2}, "seed")
-    with running:
+    with prepare_launch(tmp_path / "group", jobs, host=THREADS) as running, running:
+        interleaving = Interleaving(running, WINDOW, {3: 1, 1: 2}, "seed")
         assert running.wait_ready()
         interleaving.measure()
     assert Counter(part.num_jobs for part in interleaving.slices) == {0: 1, 1: 8, 3: 4}

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.invocation import STUDY as TYPED
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.run_program import Program
 from tests.support.tracking_cases import wait_for
 
 pytestmark = pytest.mark.covers("pipeline/scale")
@@ -40,7 +40,7 @@ FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerRecord:
     """What is left of a worker.
 
     Attributes:
@@ -63,14 +63,14 @@ def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch)
     def begin(name: str, *arguments: str) -> forks.Fork:
         shutil.copytree(template_store, tmp_path / name / "mlruns")
         machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
-        return forks.start(PROJECT_DIR / "run.py", *STUDY, *machine, *arguments, cwd=tmp_path / name, has_stdin=True)
+        return Program(tmp_path / name, first=[*STUDY, *machine]).start(*arguments, has_stdin=True)
 
     return begin
 
 
 @pytest.fixture
-def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]:
-    def run_shards(name: str, *shards: int) -> Seen:
+def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., WorkerRecord]:
+    def run_shards(name: str, *shards: int) -> WorkerRecord:
         folder = tmp_path / name
         worker = start(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
         assert worker.stdin is not None
@@ -81,7 +81,7 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
         states = (folder / "states.jsonl").read_text().replace(str(folder), "FOLDER")
         messages = [FIGURES.sub("N", line) for line in err.replace(str(folder), "FOLDER").splitlines()]
         messages = [OF_THE_MOMENT.sub("", line) for line in messages if not OF_THE_MACHINE.search(line)]
-        return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
+        return WorkerRecord(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
 
     return run_shards
 
@@ -89,16 +89,16 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
 def read_rows(folder: Path) -> list[dict[str, str]]:
     from mlflow import MlflowClient
 
-    found = []
+    rows = []
     for group, jobs in groups(MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db"), "collocation-rehearsal"):
         for run in (group, *sorted(jobs, key=lambda job: str(job.info.run_name))):
             tags = {key: value for key, value in run.data.tags.items() if not VOLATILE.fullmatch(key)}
-            found.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
-    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in found]
+            rows.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
+    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in rows]
 
 
 @pytest.mark.slow
-def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> None:
+def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., WorkerRecord]) -> None:
     together, second, first = run("together", 2, 1), run("second", 2), run("first", 1)
     assert together.answers == second.answers + first.answers and sorted(together.answers) == [0, 1]
     assert together.states == second.states + first.states

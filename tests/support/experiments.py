@@ -66,7 +66,7 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
 
 def sweeper_of(arguments: Sequence[str]) -> Any:
     """Return the sweeper of a command line; all tests share the configurations that its launcher composes."""
-    return _kept_sweeper(tuple(arguments))
+    return _cached_sweeper(tuple(arguments))
 
 
 class _Shared(dict[tuple[str, ...], Any]):
@@ -107,7 +107,7 @@ def share_with_other_workers(folder: Path) -> None:
 
 
 @functools.cache
-def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
+def _cached_sweeper(arguments: tuple[str, ...]) -> Any:
     sweeper = _sweeper(arguments, PROJECT_DIR / "conf")
     sweeper.launcher.composed = _Shared(arguments)
     return sweeper
@@ -155,16 +155,16 @@ def _read_files_once() -> None:
 
 def _load_once(load: Callable[..., ConfigResult | None]) -> Callable[..., ConfigResult | None]:
     """Read each file of the project's configuration once; each composition gets its copy, which it may change."""
-    kept: dict[tuple[str, ...], bytes] = {}
+    texts: dict[tuple[str, ...], bytes] = {}
     fixed = {"hydra.conf", str(PROJECT_DIR / "conf"), str(PROJECT_DIR / "tests/conf"), ""}  # tests write into others
 
     def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
         key = (config_path, *(source.path for source in repository.sources))
-        if key not in kept:
+        if key not in texts:
             loaded = load(repository, config_path)
             if loaded is None or loaded.path.startswith(OptionClasses.scheme()) or not fixed.issuperset(key[1:]):
                 return loaded
-            kept[key] = pickle.dumps(loaded)
-        return pickle.loads(kept[key])
+            texts[key] = pickle.dumps(loaded)
+        return pickle.loads(texts[key])
 
     return load_config

@@ -80,9 +80,9 @@ class Fork:
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.stdin is not None:
             self.stdin.close()
-        said = {self.stdout: "", self.stderr: ""}
+        texts = {self.stdout: "", self.stderr: ""}
         readers = [
-            threading.Thread(target=lambda file=file: said.update({file: file.read()}), daemon=True) for file in said
+            threading.Thread(target=lambda file=file: texts.update({file: file.read()}), daemon=True) for file in texts
         ]
         for reader in readers:
             reader.start()
@@ -91,7 +91,7 @@ class Fork:
             if reader.is_alive():
                 raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
         self.wait(timeout)
-        return said[self.stdout], said[self.stderr]
+        return texts[self.stdout], texts[self.stderr]
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the program, unless it is known to have ended."""
@@ -141,28 +141,28 @@ def start(
         num_senders: number of senders, one for each study, that are forked too; further senders start as new
             processes.
     """
-    with contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as program_ends:
 
         def pipe(*, is_theirs_to_write: bool) -> tuple[int, int]:
             """Return the two ends of a pipe: for this process, and for the program."""
             ends = os.pipe() if is_theirs_to_write else os.pipe()[::-1]
-            theirs.callback(os.close, ends[1])
+            program_ends.callback(os.close, ends[1])
             return ends
 
-        ours, given = zip(*(pipe(is_theirs_to_write=True) for _ in range(3)), strict=True)
+        own_ends, output_ends = zip(*(pipe(is_theirs_to_write=True) for _ in range(3)), strict=True)
         if has_stdin:
             stdin, of_stdin = pipe(is_theirs_to_write=False)
         else:
             stdin, of_stdin = None, os.open(os.devnull, os.O_RDONLY)
-            theirs.callback(os.close, of_stdin)
+            program_ends.callback(os.close, of_stdin)
         request = {
             "argv": list(map(str, argv)),
             "cwd": str(cwd),
             "env": dict(os.environ if env is None else env),
             "num_senders": num_senders,
         }
-        socket.send_fds(_server(project), [json.dumps(request).encode()], [of_stdin, *given])
-    out, err, replies = map(open, ours)
+        socket.send_fds(_server(project), [json.dumps(request).encode()], [of_stdin, *output_ends])
+    out, err, replies = map(open, own_ends)
     return Fork(replies, None if stdin is None else open(stdin, "w"), out, err)
 
 
@@ -210,20 +210,20 @@ def _server(project: Path) -> socket.socket:
 
     is_common = _common_folder is not None and project == _PROJECT_DIR
     path = (_common_folder if is_common and _common_folder else Path(tempfile.mkdtemp(prefix="forks-"))) / "forks"
-    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with locks.hold_lock(path.with_suffix(".lock")):
         server = None if path.exists() else _start_server(project, path)
-        ours.connect(str(path))
+        connection.connect(str(path))
 
     @atexit.register
     def end() -> None:
-        ours.close()
+        connection.close()
         if server is not None:
             server.wait()
             if not is_common:
                 shutil.rmtree(path.parent)
 
-    return ours
+    return connection
 
 
 def _start_server(project: Path, path: Path) -> subprocess.Popen[bytes]:
@@ -331,21 +331,21 @@ def _prepare_senders(num_senders: int) -> int:
     first = prepared[0][0]
 
     class Popen(subprocess.Popen[Any]):
-        def _execute_child(self, args: Any, *others: Any) -> None:
+        def _execute_child(self, args: Any, *arguments: Any) -> None:
             is_sender = isinstance(args, list) and [sys.executable, "-P", *_SENDER] == args[:4]
             if not prepared or not is_sender:
-                super()._execute_child(args, *others)  # type: ignore[misc]
+                super()._execute_child(args, *arguments)  # type: ignore[misc]
                 return
-            self.pid, ours = prepared.pop(0)
-            cwd, env, has_session = others[4], others[5], others[20]
-            reading, writing = others[9], others[12]
+            self.pid, connection = prepared.pop(0)
+            cwd, env, has_session = arguments[4], arguments[5], arguments[20]
+            reading, writing = arguments[9], arguments[12]
             assert cwd is None and min(reading, writing) >= 0
             sys.audit("subprocess.Popen", args[0], args, cwd, env)
             request = {"argv": args[2:], "env": dict(env), "has_session": has_session}
-            with ours:
-                socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
+            with connection:
+                socket.send_fds(connection, [json.dumps(request).encode()], [reading, writing, 2])
             self._child_created = True
-            self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
+            self._close_pipe_fds(*arguments[9:15])  # type: ignore[attr-defined]
 
     subprocess.Popen = Popen  # type: ignore[misc]
     return first
@@ -353,17 +353,17 @@ def _prepare_senders(num_senders: int) -> int:
 
 def _prepare_sender() -> tuple[int, socket.socket]:
     """Fork a process that becomes a sender on request; return its PID, and this process's end of the connection."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection, sender_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
-        ours.close()
-        _become_sender(theirs)
-    theirs.close()
-    return pid, ours
+        connection.close()
+        _become_sender(sender_end)
+    sender_end.close()
+    return pid, connection
 
 
-def _become_sender(asked: socket.socket) -> NoReturn:
+def _become_sender(connection: socket.socket) -> NoReturn:
     """Wait for a request, then run as a sender; exit if the connection is closed."""
-    data, standard, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    data, standard, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     if not data:
         os._exit(0)
     for number, descriptor in enumerate(standard):

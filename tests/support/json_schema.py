@@ -44,32 +44,34 @@ def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator
         yield f"{where}: {value} is below {schema['minimum']}"
     if isinstance(value, int) and value > schema.get("maximum", value):
         yield f"{where}: {value} is above {schema['maximum']}"
-    yield from _of_choices(value, schema, where)
+    yield from _find_in_choices(value, schema, where)
     if isinstance(value, list):
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
             yield f"{where}: {len(value)} items"
-        for number, each in enumerate(value):
-            yield from violations(each, schema.get("items", {}), f"{where}[{number}]")
+        for number, element in enumerate(value):
+            yield from violations(element, schema.get("items", {}), f"{where}[{number}]")
     if isinstance(value, dict):
-        yield from _of_object(value, schema, where)
+        yield from _find_in_object(value, schema, where)
 
 
-def _of_choices(value: Any, schema: dict[str, Any], where: str) -> Iterator[str]:
+def _find_in_choices(value: Any, schema: dict[str, Any], where: str) -> Iterator[str]:
     choices = [list(violations(value, choice, where)) for choice in schema.get("oneOf", ())]
     if choices and choices.count([]) != 1:
         yield from min(choices, key=len) or [f"{where}: {value!r} fits several choices"]
 
 
-def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
+def _find_in_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
     yield from (f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in value)
     if len(value) < schema.get("minProperties", 0):
         yield f"{where}: {len(value)} properties"
-    for key, each in value.items():
+    for key, member in value.items():
         inner = [schema["properties"][key]] if key in schema.get("properties", {}) else []
-        inner += [found for pattern, found in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
+        inner += [
+            subschema for pattern, subschema in schema.get("patternProperties", {}).items() if re.search(pattern, key)
+        ]
         other = schema.get("additionalProperties", {})
         if not inner and other is False:
             yield f"{where}: {key} is unknown"
         for each_schema in inner or [other or {}]:
-            yield from violations(each, each_schema, f"{where}.{key}")
+            yield from violations(member, each_schema, f"{where}.{key}")
         yield from violations(key, schema.get("propertyNames", {}), f"{where}: key")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,15 +18,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from listeners import program_listener
 from listeners.base import ThreadedListener
+from listeners.program_listener import ProgramListener
 from pipeline.base.domain.protocols import Listener, RunningGroup
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ConfigError, ListenerError
 from pipeline.base.system.host_info import read_process
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.nvml_library import UUID
+from tests.support.waiting import wait_until
 
-CONF = Path(__file__).parents[2] / "conf" / "listeners"
+CONF = PROJECT_DIR / "conf/listeners"
 GPU = Device(kind="nvidia", uuid=UUID, name="NVIDIA H100 80GB HBM3", index=0)
 CPU = Device(kind="cpu", uuid="CPU-here", name="this machine")
 # For each unit, the required end of a field's name.
@@ -66,13 +71,6 @@ class Collected(list[Sample]):
 
     def named(self, name: str, job: int | None = None) -> list[float]:
         return [sample.values[name] for sample in self if sample.job == job and name in sample.values]
-
-
-def wait_until(condition: Callable[[], object], within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 def thread_of(listener: ThreadedListener) -> threading.Thread | None:
@@ -247,8 +245,53 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-class ProgramListenerContract(ListenerContract):
-    """The requirements for a listener that reads the output of a program."""
+class GpuListenerContract(ListenerContract):
+    """The requirements for a listener of a GPU."""
+
+    def test_a_device_that_is_no_gpu_is_refused(self, build: Callable[[int], ThreadedListener]) -> None:
+        with pytest.raises(ListenerError, match="not a GPU"), build(1000).observe(OneDevice(CPU), Collected()):
+            pytest.fail("there is no GPU")
+
+
+class StandIn(typing.Protocol):
+    """A program that plays the source of a listener: `write` writes it with its present settings."""
+
+    path: Path
+    ignores_sigterm: bool
+
+    def write(self) -> str: ...
+
+
+_LISTENING = """
+import time
+import typing
+from listeners.{module} import {name}
+from tests.support.listener_contract import Collected, OneDevice
+
+listener = {name}(200, program={program!r})
+with listener.observe(OneDevice(), Collected()):
+    print(*listener.pids(), flush=True)
+    time.sleep(60)
+"""
+
+
+class ProgramListenerContract(GpuListenerContract):
+    """The requirements for a listener that reads the output of a program; a subclass names it, and what plays it."""
+
+    listener: type[ProgramListener]
+
+    @pytest.fixture
+    def stand_in(self) -> StandIn:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def build(self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ThreadedListener]:
+        monkeypatch.setenv("PATH", f"{stand_in.path.parent}:{os.environ['PATH']}")
+        return self.listener
+
+    @pytest.fixture
+    def remove_source(self, stand_in: StandIn) -> Callable[[], None]:
+        return stand_in.path.unlink
 
     @pytest.fixture
     def kill_source(self) -> Callable[[ThreadedListener], None]:
@@ -257,3 +300,34 @@ class ProgramListenerContract(ListenerContract):
             os.kill(pid, signal.SIGKILL)
 
         return kill
+
+    def test_one_that_falls_silent_is_an_error(self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.listener, "start_limit_s", 2.0)
+        monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)
+        listener = self.listener(200, program=stand_in.write())
+        with pytest.raises(ListenerError, match=r"no row for 2\.2 s"), listener.observe(OneDevice(), Collected()):
+            (pid,) = listener.pids()
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: thread_of(listener) is None)
+        assert read_process(pid) is None
+
+    def test_one_that_ignores_sigterm_is_killed(self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)
+        stand_in.ignores_sigterm = True
+        listener = self.listener(60_000, program=stand_in.write())
+        with listener.observe(OneDevice(), Collected()):
+            (pid,) = listener.pids()
+        assert read_process(pid) is None
+
+    def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(self, stand_in: StandIn) -> None:
+        module, name = self.listener.__module__.rpartition(".")[2], self.listener.__name__
+        listening = _LISTENING.format(module=module, name=name, program=stand_in.write())
+        argv = [sys.executable, "-c", listening]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=PROJECT_DIR) as process:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            read = read_process(pid)
+            process.kill()
+        assert read is not None
+        assert read.session == pid
+        wait_until(lambda: (child := read_process(pid)) is None or child.is_zombie)

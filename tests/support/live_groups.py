@@ -49,12 +49,12 @@ def step(folder: Path, index: int, total: float) -> None:
 
 def every_quantity() -> list[Sample]:
     """Return a current sample of every quantity of every listener; each value is 1.5."""
-    t_ns, found = time.monotonic_ns(), []
+    t_ns, samples = time.monotonic_ns(), []
     for source, field in FIELDS:
         values = {field.name: 1.5}
         jobs = (0, 1) if field.name in _OF_JOB else (None,)
         instances = (3, 5) if field.name in _OF_INSTANCE else (None,)
-        found += [
+        samples += [
             Sample(source=source, t_ns=t_ns, values=values, job=job, gi_id=gi_id) for job in jobs for gi_id in instances
         ]
-    return found
+    return samples

@@ -36,12 +36,12 @@ class NvmlLibrary(simulated.NvmlLibrary):
     the C function and returns its code.
     """
 
-    def __init__(self, folder: Path, *others: str) -> None:
+    def __init__(self, folder: Path, *missing: str) -> None:
         self.file = StateFile(folder / "machine.json")
-        state = self.file.create(["h100_80gb"] * (1 + len(others)))
+        state = self.file.create(["h100_80gb"] * (1 + len(missing)))
         super().__init__(self.file.path)
         with self.file.change() as cell:
-            pairs = zip(state.gpus, (UUID, *others), strict=True)
+            pairs = zip(state.gpus, (UUID, *missing), strict=True)
             gpus = (dataclasses.replace(gpu, uuid=uuid, processes=PROCESSES) for gpu, uuid in pairs)
             cell.state = dataclasses.replace(state, gpus=tuple(gpus))
         self.functions |= {

@@ -10,12 +10,18 @@ import base64
 import hashlib
 import io
 import json
+import os
 import platform
+import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # builds of packages import this module where the project is not
+    from pipeline.base.domain.records import Interpreter
 
 VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 SHORT = "{}.{}".format(*sys.version_info[:2])
@@ -102,10 +108,10 @@ class Channel:
             "sha256": hashlib.sha256(data).hexdigest(),
             "md5": hashlib.md5(data).hexdigest(),
         }
-        for each, packages in self._index.items():
-            (self.root / each).mkdir(exist_ok=True)
-            repodata = {"info": {"subdir": each}, "packages": packages, "packages.conda": {}, "repodata_version": 1}
-            (self.root / each / "repodata.json").write_text(json.dumps(repodata))
+        for channel, packages in self._index.items():
+            (self.root / channel).mkdir(exist_ok=True)
+            repodata = {"info": {"subdir": channel}, "packages": packages, "packages.conda": {}, "repodata_version": 1}
+            (self.root / channel / "repodata.json").write_text(json.dumps(repodata))
         return archive
 
     def environment_yml(self, file: Path, *specs: str, pip: Iterable[str] = (), extra: str = "") -> Path:
@@ -122,7 +128,8 @@ def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",
-        f"{info}/METADATA": _metadata(name, version) + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{info}/METADATA": _metadata(name, version)
+        + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = [f"{path},sha256={_url_digest(body)},{len(body)}" for path, body in files.items()]
@@ -147,6 +154,15 @@ def project(folder: Path, name: str) -> Path:
         "build_editable = build_wheel\n"
     )
     return folder
+
+
+def run_python(interpreter: Interpreter, program: str, **environ: str) -> str:
+    """Return what a program prints in an environment, with the variables that a job would get."""
+    variables = os.environ | environ | dict(interpreter.environ)
+    argv = [interpreter.python, "-c", program]
+    done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def _metadata(name: str, version: str) -> str:

@@ -47,30 +47,30 @@ class Prometheus:
 
     def num_scrapes(self, port: int) -> int:
         """Return the number of scrapes of a target, including failed ones."""
-        found = self.query(f'count_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
-        return int(found[0]["value"][1]) if found else 0
+        results = self.query(f'count_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
+        return int(results[0]["value"][1]) if results else 0
 
     def num_answered(self, port: int) -> int:
         """Return the number of successful scrapes of a target."""
-        found = self.query(f'sum_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
-        return int(found[0]["value"][1]) if found else 0
+        results = self.query(f'sum_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
+        return int(results[0]["value"][1]) if results else 0
 
     def series_of(self, port: int) -> set[frozenset[tuple[str, str]]]:
         """Return the labels of a target's current series, without the two labels that Prometheus adds."""
-        found = self.query(f'{{__name__=~"collocation_.+",instance="127.0.0.1:{port}"}}')
-        return {frozenset((k, v) for k, v in one["metric"].items() if k not in ("instance", "job")) for one in found}
+        results = self.query(f'{{__name__=~"collocation_.+",instance="127.0.0.1:{port}"}}')
+        return {frozenset((k, v) for k, v in one["metric"].items() if k not in ("instance", "job")) for one in results}
 
 
 @contextmanager
 def running(folder: Path, num_targets: int) -> Iterator[Prometheus]:
     """Run a server that scrapes a number of ports of this host twice a second, until the context is left."""
-    own, *targets = free_ports(1 + num_targets)
+    port, *targets = free_ports(1 + num_targets)
     configuration = folder / "prometheus.yml"
     configuration.write_text(_CONF.format(targets=json.dumps([f"127.0.0.1:{port}" for port in targets])))
     argv = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log)
-    server = Prometheus(f"http://127.0.0.1:{own}", targets)
+        process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    server = Prometheus(f"http://127.0.0.1:{port}", targets)
 
     def is_up() -> bool:
         assert process.poll() is None, (folder / "log").read_text()

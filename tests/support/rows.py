@@ -72,7 +72,7 @@ def group(
 
 
 @dataclass(frozen=True)
-class Gone:
+class EndedProcess:
     """Return a process that has ended."""
 
     pid: int
@@ -101,7 +101,7 @@ def state(
     return JobState(
         job=job,
         folder=folder,
-        started=ProcessStart(process=Gone(100 + job.index), at_ns=0),
+        started=ProcessStart(process=EndedProcess(100 + job.index), at_ns=0),
         said=ProtocolReport(is_ready=True, bye=bye),
         ended=JobEnd(**({"status": status, "at_ns": 100 * S} | ended)),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeline.base.system.paths import PROJECT_DIR
 
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
+BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
+SHORT = ["window.seconds=0.2", *BRIEF]
 
 
 def groups(client, name: str = "collocation"):

@@ -5,48 +5,31 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
-from tests.support import forks, studies
+from tests.support import studies
 from tests.support.forks import Process
+from tests.support.run_program import Program
 from tests.support.studies import Study
 
 
 @pytest.fixture
-def start(tmp_path, template_store) -> Callable[..., Process]:
-    """Start run.py in a separate folder with an existing store; as a fork, unless a real process is requested."""
+def program(tmp_path: Path, template_store: Path) -> Program:
+    """Return run.py with an existing store; a module may replace this fixture by a program with other words."""
     shutil.copytree(template_store, tmp_path / "mlruns")
-
-    def begin(
-        *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
-    ) -> Process:
-        end = arguments.index("--") if "--" in arguments else len(arguments)  # the remaining arguments are not checked
-        # Other programs may use the machine during a test.
-        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
-        argv = [str(script), *arguments[:end], *here, *arguments[end:]]
-        if is_real:
-            return forks.start_real(*argv, cwd=tmp_path)
-        return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)
-
-    return begin
+    # Other programs may use the machine during a test.
+    return Program(tmp_path, last=[f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"])
 
 
 @pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py until it exits; return exit status, output and errors. Options are those of `start`."""
+def start(program: Program) -> Callable[..., Process]:
+    return program.start
 
-    def to_the_end(*arguments: str, **options: Any) -> tuple[int, str, str]:
-        process = start(*arguments, **options)
-        try:
-            out, err = process.communicate(timeout=600)
-        finally:
-            process.kill()
-        return process.returncode, out, err
 
-    return to_the_end
+@pytest.fixture
+def run(program: Program) -> Callable[..., tuple[int, str, str]]:
+    return program.run
 
 
 @pytest.fixture
@@ -63,11 +46,11 @@ def study_of(tmp_path, monkeypatch, capsys) -> Callable[..., Study]:
 
     def run_here(*arguments: str, gpu: str = "cpu") -> Study:
         end = arguments.index("--") if "--" in arguments else len(arguments)
-        here = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
+        defaults = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
-            status, rows = studies.execute([*arguments[:end], *here, *arguments[end:]], tmp_path / "kept", patch)
+            status, rows = studies.execute([*arguments[:end], *defaults, *arguments[end:]], tmp_path / "kept", patch)
         out, err = capsys.readouterr()
         return Study(status, out, err, list(rows.groups.values()))
 

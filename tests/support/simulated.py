@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from pipeline.base.domain.driver_programs import find_device_programs
-from pipeline.base.domain.records import Device
+from pipeline.base.domain.records import Device, Group
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
 from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
-from tests.support import fast_programs
+from tests.support import fast_programs, rows
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
@@ -73,6 +76,35 @@ class Machine:
             device = nvml.list_devices()[0]
         return cls(folder=folder, file=file, device=device, programs=programs, locks=locks or folder, **of)
 
+    @classmethod
+    @contextmanager
+    def installed(cls, folder: Path, *models: str, **options: Any) -> Iterator[Self]:
+        """Create a machine whose driver is beneath pynvml in this process, until the context is left."""
+        machine = cls.make(folder, *models, **options)
+        with install_driver(machine.file.path):
+            yield machine
+
+    def group(self, *jobs: str, facts: Mapping[str, Any] | None = None, **changes: Any) -> Group:
+        """Return a group on GPU 0 in a rehearsal, with the locks of this machine.
+
+        Args:
+            jobs: name of each job.
+            facts: facts of the device that differ.
+            changes: attributes of the group that differ; `gpu` are settings that differ.
+        """
+        device = dataclasses.replace(self.rehearsed, facts=dataclasses.replace(self.rehearsed.facts, **(facts or {})))
+        settings = {"lock_dir": self.locks} | changes.pop("gpu", {})
+        return rows.group(*jobs, **{"device": device, "gpu": rows.gpu_settings(**settings)} | changes)
+
+    def change(self, **attributes: Any) -> None:
+        """Change attributes of GPU 0, as the driver or its user would."""
+        with self.file.change() as cell:
+            cell.state = cell.state.replace_gpu(0, dataclasses.replace(cell.state.gpus[0], **attributes))
+
+    @property
+    def smi(self) -> Smi:
+        return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
+
     @property
     def gpu(self) -> Gpu:
         return self.file.read().gpus[0]
@@ -98,7 +130,7 @@ class Machine:
     def heal(self) -> None:
         set_faults(self.file)
 
-    def record_commands(self, **others: str) -> Path:
+    def record_commands(self, **programs: str) -> Path:
         """Create a folder for PATH, whose programs record their command lines.
 
         Args:
@@ -106,7 +138,7 @@ class Machine:
         """
         folder = self.folder / "recording"
         folder.mkdir()
-        for name, then in {"nvidia-smi": f'exec {self.programs["nvidia-smi"]} "$@"', **others}.items():
+        for name, then in {"nvidia-smi": f'exec {self.programs["nvidia-smi"]} "$@"', **programs}.items():
             (folder / name).write_text(f'#!/bin/sh\necho "$0" "$@" >> {self.folder}/commands\n{then}\n')
             (folder / name).chmod(0o755)
         return folder

@@ -200,6 +200,6 @@ def free_ports(number: int) -> list[int]:
     """Return a number of different free ports of loopback."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listening in sockets:
+            listening.bind(("127.0.0.1", 0))
+        return [listening.getsockname()[1] for listening in sockets]

@@ -18,9 +18,9 @@ _ROUNDING_US = 0.002
 def problems(trace: dict[str, Any]) -> list[str]:
     """Yield the errors of a trace. Slices of one thread must be nested, and every track must have a name."""
     events = trace["traceEvents"]
-    found = [f"{problem}: {event}" for event in events if (problem := _problem(event))]
-    if found:
-        return found
+    messages = [f"{problem}: {event}" for event in events if (problem := _problem(event))]
+    if messages:
+        return messages
     named = {(event["name"], event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
     slices: dict[tuple[int, int], list[tuple[float, float, str]]] = defaultdict(list)
     for event in events:
@@ -28,9 +28,9 @@ def problems(trace: dict[str, Any]) -> list[str]:
             slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"], event["name"]))
     for (pid, tid), members in slices.items():
         if ("thread_name", pid, tid) not in named or ("process_name", pid, None) not in named:
-            found.append(f"track {pid}/{tid} has no name")
-        found += _not_nested(members)
-    return found
+            messages.append(f"track {pid}/{tid} has no name")
+        messages += _not_nested(members)
+    return messages
 
 
 def _problem(event: dict[str, Any]) -> str | None:
@@ -56,12 +56,12 @@ def _problem(event: dict[str, Any]) -> str | None:
 
 
 def _not_nested(members: list[tuple[float, float, str]]) -> list[str]:
-    found = []
+    messages = []
     open_: list[tuple[float, float, str]] = []
     for begin, end, name in sorted(members, key=lambda member: (member[0], -member[1])):
         while open_ and open_[-1][1] <= begin + _ROUNDING_US:
             open_.pop()
         if open_ and end > open_[-1][1] + _ROUNDING_US:
-            found.append(f"{name} [{begin}, {end}] begins within {open_[-1]} and ends after it")
+            messages.append(f"{name} [{begin}, {end}] begins within {open_[-1]} and ends after it")
         open_.append((begin, end, name))
-    return found
+    return messages

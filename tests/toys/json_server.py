@@ -26,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_error(405)
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if time.monotonic() < READY_S:
             self.send_error(503)
             return
@@ -36,10 +36,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(503)
             return
         if self.path in ("/slow", "/late"):
-            with open(asked["note"], "a") as file:
+            with open(request["note"], "a") as file:
                 file.write("x")
             time.sleep(60 if self.path == "/slow" else 0.5)
-        usage = json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode()
+        usage = json.dumps({"usage": {"completion_tokens": request["max_tokens"]}}).encode()
         if self.path == "/old":
             self.protocol_version, self.close_connection = "HTTP/1.0", True
         parts = {

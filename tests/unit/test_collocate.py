@@ -109,7 +109,7 @@ def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
     assert done.stderr.endswith("limits.NAME=VALUE (collocate run --help-keys limits lists the names)\n")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("line", "proposals"),
     [

@@ -78,7 +78,7 @@ def test_every_contract_has_an_arrow_to_turn() -> None:
     assert not CONTRACTS.get("exclude_type_checking_imports", False)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "module", "contract"), TURNED)
 def test_an_arrow_that_is_turned_breaks_its_contract(tree: Path, file: str, module: str, contract: str) -> None:
     """An import for type checking counts like any other."""

@@ -165,7 +165,7 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
         )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("command", "path"), typable("run.py"))
 def test_a_command_that_is_shown_plans(command: str, path: Path, files_of_the_reader: Path) -> None:
     words = shlex.split(re.sub(r"(?<==)(FOLDER|DATA|/data)\b", str(files_of_the_reader), command))

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.domain.layout import LONG_VALUES
-from pipeline.base.domain.point_series import thin_points
+from pipeline.base.domain.samples import thin_points
 from pipeline.base.domain.script_runs import TORN, ScriptRun
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.system.secrecy import Secrecy, secrecy_of

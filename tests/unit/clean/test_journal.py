@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
+from tests.support.killed import run_killed
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
@@ -133,40 +133,24 @@ def test_a_failed_undoing_of_a_good_body_is_raised(journal):
         pass
 
 
-def run_killed(folder: Path, fatal: int) -> int:
-    """Take two steps in a process of its own that SIGKILL ends right before one of its writes; returns its status."""
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    try:
-        count = 0
-
-        def step(event: str, args: Any) -> None:
-            nonlocal count
-            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if is_write or event in ("os.mkdir", "os.chmod", "os.truncate", "os.remove"):
-                count += 1
-                if count == fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(step)
-        journal = Journal(folder, UUID)
-        with journal.guard("file", path=str(folder / "a")):
-            (folder / "a").touch()
-            with journal.guard("file", path=str(folder / "b")):
-                (folder / "b").touch()
-        os._exit(0)
-    finally:
-        os._exit(1)
+def take_two_steps(folder: Path) -> None:
+    journal = Journal(folder, UUID)
+    with journal.guard("file", path=str(folder / "a")):
+        (folder / "a").touch()
+        with journal.guard("file", path=str(folder / "b")):
+            (folder / "b").touch()
 
 
 def test_killed_at_any_step_the_next_start_finds_and_undoes_everything(tmp_path):
     for fatal in range(1, 100):
         folder = tmp_path / str(fatal)
         folder.mkdir()
-        status = run_killed(folder, fatal)
+        status = run_killed(
+            partial(take_two_steps, folder), fatal, ("os.mkdir", "os.chmod", "os.truncate", "os.remove")
+        )
         replay(Journal(folder, UUID))
-        left = {path.name for path in folder.rglob("*") if path.is_file()}
-        assert left <= {"undone.log"}, f"killed at step {fatal}"
+        remaining = {path.name for path in folder.rglob("*") if path.is_file()}
+        assert remaining <= {"undone.log"}, f"killed at step {fatal}"
         if status == 0:
             break
         assert os.WIFSIGNALED(status)
@@ -291,11 +275,11 @@ def as_another_user(monkeypatch, number=4242):
 def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, monkeypatch):
     journal.add("file", path=str(tmp_path / "a"))
     as_another_user(monkeypatch)
-    ours = Journal(tmp_path, UUID)
+    second_journal = Journal(tmp_path, UUID)
     with pytest.raises(JournalError, match="must clean up"):
-        replay(ours)
+        replay(second_journal)
     assert [(file.device_uuid, file.is_ours) for file in find_journals(tmp_path)] == [(UUID, False)]
-    assert undo_all(ours) == ([], [])
+    assert undo_all(second_journal) == ([], [])
     assert undone(tmp_path) == []
 
 

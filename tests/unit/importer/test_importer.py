@@ -91,6 +91,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
         assert len({group.name for group in plan.groups}) == len(plan.groups)
 
 
+@pytest.mark.slow
 def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my script, v2.py").write_text("")
@@ -133,6 +134,7 @@ def test_older_tables_name_model_and_data(tmp_path):
     assert config.workload.source is DataSource.files
 
 
+@pytest.mark.slow
 def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
     rows = [job(1, "4g.20gb", params="--a 1"), job(1, "1g.5gb", params="--a 2")]
     assert import_table(tmp_path, rows) == 0
@@ -143,6 +145,7 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
     assert config.scenario.profiles == ["4g", "1g"]
 
 
+@pytest.mark.slow
 def test_profiles_that_slices_would_confuse_keep_their_names(tmp_path, capsys):
     names = ["1g.5gb", "1g.10gb", "1g.5gb+me", "2g.10gb"]
     assert import_table(tmp_path, [job(1, name) for name in names], "--slices") == 0
@@ -151,6 +154,7 @@ def test_profiles_that_slices_would_confuse_keep_their_names(tmp_path, capsys):
     assert config.scenario.profiles == [*names[:3], "2g"]
 
 
+@pytest.mark.slow
 def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
@@ -222,7 +226,7 @@ def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list
     return capsys.readouterr().err
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "kept", "note"),
     [
@@ -243,6 +247,7 @@ def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, 
     assert [config.gpu.device for config in chosen] == ["auto"] * 2
 
 
+@pytest.mark.slow
 def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     rows = [job(number, devices=str(device)) for number, device in enumerate([0, 2, 10, 2])]
     assert import_table(tmp_path, rows) == 0

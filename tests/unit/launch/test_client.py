@@ -1,4 +1,4 @@
-"""The job's half of the protocol, against a real socket, in processes of its own."""
+"""The client of jobs: what it sends, records and survives, and the requests that are read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain import layout
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch import requests
-from tests.support.job_server import JobServer, is_alive, wait_until
+from tests.support.job_server import JobServer, is_alive
+from tests.support.rows import S
+from tests.support.waiting import wait_until
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.
@@ -90,7 +93,7 @@ with client.attach() as job:
     hello = server.start("-c", code)
     assert hello == {"type": "hello", "index": 0, "pid": server.process.pid, "protocol": client.PROTOCOL}
     start_ns = server.go(delay_s=0.2)
-    assert wait_until(lambda: bool(server.events("epoch")))
+    wait_until(lambda: bool(server.events("epoch")))
     server.send(type="stop")
     assert server.receive() == {"type": "bye", "status": "ok"}
     assert server.end()[0] == 0
@@ -112,10 +115,10 @@ def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, mo
     due_ns = iter(range(2, 4))
 
     def write_a_part(fd, data) -> int:
-        with memoryview(data) as whole:
+        with memoryview(data) as view:
             for at_ns in due_ns:
                 job.request(at_ns, at_ns, at_ns, at_ns)
-            return write(fd, whole[:20])
+            return write(fd, view[:20])
 
     job.request(1, 1, 1, 1)
     monkeypatch.setattr(client.os, "write", write_a_part)
@@ -126,16 +129,16 @@ def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, mo
 
 def test_threads_record_side_by_side_and_no_request_is_lost(tmp_path):
     (tmp_path / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
-    job, each, interval_s = client.Job(str(tmp_path)), 20_000, sys.getswitchinterval()
+    job, num_requests, interval_s = client.Job(str(tmp_path)), 20_000, sys.getswitchinterval()
 
     def record(first: int) -> None:
-        for number in range(first, first + each):
+        for number in range(first, first + num_requests):
             job.request(number, number, number, number)
 
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor() as threads:
-            of_threads = [threads.submit(record, first) for first in (1, 1 + each)]
+            of_threads = [threads.submit(record, first) for first in (1, 1 + num_requests)]
             while not all(future.done() for future in of_threads):
                 job._write_requests()
             for future in of_threads:
@@ -143,8 +146,8 @@ def test_threads_record_side_by_side_and_no_request_is_lost(tmp_path):
     finally:
         sys.setswitchinterval(interval_s)
     job._write_requests()
-    found = requests.read(tmp_path / client.REQUESTS_FILE)
-    assert sorted(found["intended_ns"]) == list(range(1, 1 + 2 * each))
+    recorded = requests.read(tmp_path / client.REQUESTS_FILE)
+    assert sorted(recorded["intended_ns"]) == list(range(1, 1 + 2 * num_requests))
 
 
 def test_a_killed_job_loses_the_requests_that_it_still_held_and_no_other(server):
@@ -161,14 +164,14 @@ with client.attach() as job:
 """
     server.start("-c", code)
     server.go()
-    assert wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
+    wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
     os.killpg(server.process.pid, signal.SIGKILL)
     server.end()
-    found = requests.read(server.folder / client.REQUESTS_FILE)
-    assert found is not None
+    recorded = requests.read(server.folder / client.REQUESTS_FILE)
+    assert recorded is not None
     # The first is written because nothing was for half a second, then what a portion holds.
-    assert len(found) == 513
-    assert found.first_and_last_ns[1] - found.first_and_last_ns[0] == 512
+    assert len(recorded) == 513
+    assert recorded.first_and_last_ns[1] - recorded.first_and_last_ns[0] == 512
 
 
 def test_a_step_without_instant_and_epoch_is_stamped_now(server):
@@ -233,7 +236,7 @@ def test_a_closed_connection_kills_the_whole_group(server):
     child = int(server.events("param")[0]["params"]["child"])
     assert is_alive(child)
     server.hang_up()
-    assert wait_until(lambda: not is_alive(child) and not is_alive(server.process.pid))
+    wait_until(lambda: not is_alive(child) and not is_alive(server.process.pid))
     assert server.end()[0] == -signal.SIGKILL
 
 
@@ -264,7 +267,7 @@ with JobServer() as server:
     process.kill()
     process.communicate()
     try:
-        assert wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
@@ -305,3 +308,65 @@ with client.attach() as job:
     assert server.end()[0] == -signal.SIGKILL
     assert [step["total"] for step in server.events("step")] == list(range(1, 101))
     assert json.loads((server.folder / "job.json").read_text())["index"] == 0
+
+
+MS = S // 1000
+Record = tuple[int, int, int, int, int, int, int]
+
+
+def make_single(number: int) -> list[Record]:
+    """A request that is answered alone."""
+    at_ns = S + 10 * MS * number
+    return [(at_ns, at_ns, at_ns, 0, at_ns + 5 * MS, 0, 1)]
+
+
+def make_batch(number: int) -> list[Record]:
+    """Requests of different instants that are answered together."""
+    at_ns = S + 10 * MS * number
+    return [(at_ns + place, at_ns + place, at_ns + MS, 0, at_ns + 5 * MS, 7, 4) for place in range(4)]
+
+
+def make_burst(number: int) -> list[Record]:
+    """Requests of the same clients' turn: sent at one instant and answered together, so that they are equal."""
+    return [(*make_single(number)[0][:6], 4)] * 4
+
+
+def make_failures(number: int) -> list[Record]:
+    """Requests that were sent at one instant and never answered."""
+    return [(S + number, S + number, 0, 0, 0, 0, 1)] * 3
+
+
+def read(path: Path, records: list[Record]) -> requests.Requests:
+    path.write_bytes(b"".join(client.REQUEST.pack(*record) for record in records))
+    read_requests = requests.read(path)
+    assert read_requests is not None
+    return read_requests
+
+
+@pytest.mark.parametrize("make", [make_single, make_batch, make_burst])
+@pytest.mark.parametrize("order", ["at once", "one after another", "much later", "no"])
+def test_records_that_come_twice_count_once(tmp_path: Path, make, order: str) -> None:
+    parts = [make(number) for number in range(100)]
+    once = [record for part in parts for record in part]
+    twice = {
+        "no": once,
+        "at once": [record for part in parts for record in part * 2],
+        "one after another": [record for record in once for _ in range(2)],
+        "much later": once * 2,
+    }[order]
+    recorded = read(tmp_path / "requests.bin", twice)
+    assert len(recorded) == len(once)
+    assert sorted(recorded["intended_ns"]) == sorted(record[0] for record in once)
+    repeated = f"{len(once)} requests: a record that came before ({len(once)})"
+    assert recorded.damages.describe() == ("" if order == "no" else repeated)
+
+
+def test_one_repeated_record_of_a_batch_is_left_out(tmp_path: Path) -> None:
+    records = make_batch(0) + make_batch(1)[:2] + make_batch(0)[:1]
+    recorded = read(tmp_path / "requests.bin", records)
+    assert (len(recorded), recorded.damages.describe()) == (6, "1 request: a record that came before")
+
+
+def test_requests_without_an_answer_are_kept(tmp_path: Path) -> None:
+    recorded = read(tmp_path / "requests.bin", make_failures(0) + make_single(1) + make_failures(0))
+    assert (len(recorded), len(recorded.damages)) == (7, 0)

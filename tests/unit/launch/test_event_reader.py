@@ -1,8 +1,9 @@
-"""Lines of events that are wrong: each figure is right within 2 %, or its row is marked; honest jobs have no mark."""
+"""Events of jobs: the lines that count, and the figures of rows that come from them."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
-from pipeline.launch import event_reader, job_steps
+from pipeline.launch import event_reader, events, job_steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult, Observation
-from tests.support.rows import FIELDS, S, group, state
+from tests.support.rows import FIELDS, S, group, state, steps
 
 Lines = list[dict[str, Any]]
 END_S = 11.0
@@ -57,9 +58,9 @@ def judge(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
 
 
 def figures(row: GroupResult) -> dict[str, float]:
-    every = dict(row.jobs[0].metrics)
+    values = dict(row.jobs[0].metrics)
     names = ("throughput_samples_per_s", "step_time_p50_ms", "step_time_p99_ms", "epoch_time_mean_s", "makespan_s")
-    return {name: every[name] for name in names if name in every}
+    return {name: values[name] for name in names if name in values}
 
 
 def at(lines: Lines, kind: str, number: int) -> int:
@@ -106,8 +107,8 @@ def moved(kind: str, number: int, to: int) -> Callable[[Lines], Lines]:
 
 def with_second_writer(lines: Lines) -> Lines:
     """A second process of the job does the same, 30 ms later, into the same file."""
-    others = [line | {"t_ns": line["t_ns"] + 30_000_000} for line in lines if line["event"] in ("step", "epoch")]
-    return sorted([*lines, *others], key=lambda line: line["t_ns"])
+    second_writer = [line | {"t_ns": line["t_ns"] + 30_000_000} for line in lines if line["event"] in ("step", "epoch")]
+    return sorted([*lines, *second_writer], key=lambda line: line["t_ns"])
 
 
 WRONG = {
@@ -172,10 +173,10 @@ def test_a_wrong_line_moves_no_figure_without_a_mark(tmp_path, fault, kind):
     row = judge(tmp_path / "wrong", WRONG[fault](honest()), kind)
     assert "left out impossible values" in row.tags["collocation.flag"], "every fault has a mark"
     assert len(row.tags["collocation.flag"]) < 600
-    found = figures(row)
+    read = figures(row)
     if "start" in fault and "second" not in fault and "before the start" not in fault:
-        assert not found, "without a start there is nothing to measure from"
-    for name, value in found.items():
+        assert not read, "without a start there is nothing to measure from"
+    for name, value in read.items():
         assert value == pytest.approx(truth[name], rel=0.02), name
 
 
@@ -261,7 +262,7 @@ def write_steps(path, num: int, *, line=lambda number, text: text) -> None:
             file.write(line(number, f'{{"event":"step",{text}}}\n'))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["none", "garbled", "twice", "reordered", "total", "float", "spaces", "other"])
 def test_many_lines_are_read_as_one_by_one(tmp_path, fault, monkeypatch):
     chance = random.Random(fault)
@@ -305,3 +306,83 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     assert row.jobs[0].metrics["num_samples"] == 30_001 * 8
     assert "step_time_p50_ms" not in row.jobs[0].metrics
     assert "reported more than 1000 steps" in row.tags["collocation.flag"]
+
+
+ODD = [
+    b"",
+    b"no JSON",
+    b"[]",
+    b"null",
+    b"3",
+    b"\xff\xfe",
+    b'{"event": []}',
+    b'{"event": "step"}',
+    b'{"event": "step", "t_ns": 5000000000, "samples": 1, "epoch": null}',
+    b'{"event": "step", "t_ns": "5", "total": 5, "epoch": null}',
+    b'{"event": "step", "t_ns": 6000000000, "total": -5, "epoch": null}',
+    b'{"event": "step", "t_ns": 6000000000, "total": 1e400, "epoch": null}',
+    b'{"event": "step", "t_ns": 6000000000, "total": true, "epoch": null}',
+    b'{"event": "step", "t_ns": 60000000000000000000000, "total": 7, "epoch": null}',
+    b'{"event": "step", "t_ns": 1, "total": 99, "epoch": null}',
+    b'{"event": "step", "t_ns": 6000000000, "total": 9, "epoch": {}}',
+    b'{"event": "epoch", "epoch": 1, "t_ns": 1, "seconds": -1, "metrics": {}}',
+    b'{"event": "epoch", "epoch": 1, "t_ns": 1, "seconds": NaN, "metrics": {}}',
+    b'{"event": "epoch", "epoch": 1, "t_ns": 1, "seconds": 1, "metrics": []}',
+    b'{"event": "metric", "name": "x", "step": 1e9, "t_ns": 1, "value": 1}',
+    b'{"event": "metric", "name": "x", "step": 1, "t_ns": 1, "value": "many"}',
+    b'{"event": "param", "params": 3}',
+    b'{"event": "error"',
+    b'{"event": "phase", "name": "train", "t_ns": null}',
+    b'{"event": "process", "pid": -1}',
+    b'{"event": "started", "t_ns": -5}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", ODD, ids=lambda line: line[:60])
+def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 10), told_ns=11 * S)
+    path = job.folder / "events.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:12], line, *lines[12:]]) + b"\n")
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    assert row.result is Result.OK
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
+    assert row.tags["collocation.damaged_events"].startswith("job 0-a: 1 line (number 13): ")
+    assert row.tags["collocation.flag"] == f"left out impossible values: {row.tags['collocation.damaged_events']}"
+    events.read_progress(path)
+
+
+def test_any_mixture_of_bytes_and_half_events_is_read(tmp_path):
+    chance = random.Random(7)
+    good_lines = [json.dumps(event).encode() for event in steps(0, 3, 0.5, 10)]
+    for number in range(300):
+        lines = [bytearray(chance.choice([*good_lines, *ODD[:-1]])) for _ in range(8)]
+        for line in lines:
+            for _ in range(chance.randrange(3)):
+                if line:
+                    line[chance.randrange(len(line))] = chance.randrange(256)
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b"\n".join(lines))
+        steps_read = event_reader.read(path).steps
+        assert list(steps_read.t_ns) == sorted(steps_read.t_ns)
+        assert list(steps_read.total) == sorted(steps_read.total)
+        events.read_progress(path)
+
+
+def test_the_torn_last_line_of_a_killed_job_is_nothing_to_speak_of(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "started", "t_ns": 5}\n{"event": "st')
+    assert (event_reader.read(path).started_ns, len(event_reader.read(path).damages)) == (5, 0)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd"), lambda path: path.mkdir()])
+def test_an_event_file_that_is_none_fails_the_job_and_is_not_waited_for(tmp_path, make):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], [], told_ns=11 * S)
+    path = job.folder / "events.jsonl"
+    path.unlink()
+    make(path)
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    assert row.result is Result.FAILED and "EventFileError: events.jsonl cannot be read" in row.reason

@@ -26,8 +26,9 @@ from pipeline.launch import warm_start
 from pipeline.launch.environ import inherit_environ
 from pipeline.launch.spawn import Process, Spawner
 from pipeline.launch.warm_start import ForkServer, Starter, WarmStart
-from tests.support.job_server import is_alive, wait_until
+from tests.support.job_server import is_alive
 from tests.support.rows import workload
+from tests.support.waiting import wait_until
 
 PYTHON = Interpreter(python=Path(sys.executable))
 FACTS = """
@@ -102,7 +103,7 @@ def printed(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
 
 
 def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
-    found = []
+    reports = []
     for name, starter in (("cold", Spawner(PYTHON)), ("warm", server)):
         process, mark, out, err = start(
             starter, tmp_path / name, FACTS, "--x", "a b", starts_in=tmp_path, COLOUR="blue"
@@ -111,8 +112,8 @@ def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
         assert err.read_text() == "to the log\n"
         facts = json.loads(out.read_text())
         assert facts["environ"].pop(processes.MARK_VARIABLE) == mark
-        found.append(facts)
-    cold, warm = found
+        reports.append(facts)
+    cold, warm = reports
     assert warm == cold
     assert warm["leads"]
     assert warm["cwd"] == str(tmp_path)
@@ -142,7 +143,7 @@ def test_it_ends_as_its_program_does(server, tmp_path, code, status, words):
 def test_it_and_its_children_are_found_by_their_mark(server, tmp_path):
     code = "import os, time; os.fork(); print('here', flush=True); time.sleep(60)"
     process, mark, out, _ = start(server, tmp_path / "job", code)
-    assert wait_until(lambda: out.read_text().count("here") == 2)
+    wait_until(lambda: out.read_text().count("here") == 2)
     assert len(processes.list_marked(mark)) == 2
     assert process.pid in processes.list_marked(mark)
     assert processes.end(mark, 5.0) == 2
@@ -216,7 +217,7 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
         assert isinstance(starter, ForkServer)
         process, mark, *_ = start(starter, tmp_path / "job", "import time; time.sleep(60)")
         os.kill(starter.pid, signal.SIGKILL)
-        assert wait_until(lambda: not is_alive(starter.pid))
+        wait_until(lambda: not is_alive(starter.pid))
         with pytest.raises(LaunchError):
             process.status()
         process.reap()
@@ -269,9 +270,9 @@ ASKED = {
 }
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("asked", ASKED)
-def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path, asked):
+@pytest.mark.slow
+@pytest.mark.parametrize("message", ASKED)
+def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path, message):
     marks = [uuid.uuid4().hex for _ in range(2)]
     code = f"""
 import sys
@@ -284,7 +285,7 @@ def send():
 server = ForkServer(PYTHON, "workloads.client")
 server.wait_ready()
 pid = server._ask(**first)["pid"]
-{ASKED[asked]}
+{ASKED[message]}
 print(server.pid, pid, flush=True)
 time.sleep(60)
 """
@@ -296,8 +297,8 @@ time.sleep(60)
         orchestrator.kill()
     os.kill(pids[0], signal.SIGCONT)
     try:
-        assert wait_until(lambda: not any(map(is_alive, pids)))
-        assert wait_until(lambda: not any(map(processes.list_marked, marks)))
+        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(processes.list_marked, marks)))
     finally:
         for mark in marks:
             processes.end(mark, 0.1)
@@ -316,7 +317,7 @@ def timm_server() -> Iterator[ForkServer]:
 @pytest.mark.slow
 def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
     """A real training, whose parallel operations would hang if the server had run one."""
-    found = {}
+    reports = {}
     script = str(PROJECT_DIR / "workloads" / "train_timm.py")
     words = "--model resnet10t --dataset cifar10 --source synthetic_host --image-px 32 --num-classes 10 --batch-size 8"
     more = "--samples 16 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
@@ -325,21 +326,21 @@ def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
         environ = inherit_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}
         process = starter.start([script, *words.split(), *more.split()], environ, out, tmp_path / "err", ())
         assert end(process) == 0, (tmp_path / "err").read_text()
-        found[name] = [line.split(", loss ")[1] for line in out.read_text().splitlines() if "loss" in line]
-    assert len(found["cold"]) == 2
-    assert found["warm"] == found["cold"]
+        reports[name] = [line.split(", loss ")[1] for line in out.read_text().splitlines() if "loss" in line]
+    assert len(reports["cold"]) == 2
+    assert reports["warm"] == reports["cold"]
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", [None, "1"])
 def test_torch_gets_the_threads_that_it_would_have_had(request, tmp_path, monkeypatch, variable):
-    with contextlib.ExitStack() as own:
+    with contextlib.ExitStack() as servers:
         if variable is None:
             server = request.getfixturevalue("timm_server")
         else:
             monkeypatch.setenv("OMP_NUM_THREADS", variable)
-            server = own.enter_context(contextlib.closing(ForkServer(PYTHON, "torch")))
+            server = servers.enter_context(contextlib.closing(ForkServer(PYTHON, "torch")))
             server.wait_ready()
         cold, warm = (
             printed(starter, tmp_path, "import torch; print(torch.get_num_threads())")

@@ -187,6 +187,7 @@ SHOWN = """{name}: {0.seconds:.1f} s; bias {0.bias:+.2%}, with the trial {0.coun
     scatter {0.scatter:.2%}, of 3 s {0.fixed_scatter:.2%}; intervals of five blocks cover {0.coverage:.3f}"""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "seconds", "bias", "coverage"),
     [
@@ -206,6 +207,7 @@ def test_the_rate_of_a_window_by_need_is_not_biased_by_its_length(model, seconds
     assert figures.coverage >= coverage
 
 
+@pytest.mark.slow
 def test_a_rate_that_included_the_trial_would_be_biased():
     figures = simulate(rare_pauses(np.random.default_rng(20261126)))
     assert figures.counted_bias > 0.01 > figures.bias + figures.error

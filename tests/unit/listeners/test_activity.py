@@ -64,7 +64,7 @@ def test_a_gpu_without_gpm_is_read_through_dcgm_and_keeps_its_interval(library: 
     listener = ActivityListener(700, program=dcgmi.write())
     assert [sources(listener) for _ in range(2)] == [{"dcgm"}] * 2
     assert listener.table.interval_ms == 700 and listener.pids() == ()
-    assert dcgmi.asked("dmon")[0][-1] == "700"
+    assert dcgmi.list_calls("dmon")[0][-1] == "700"
 
 
 def test_a_gpu_whose_gpm_may_not_be_read_is_read_through_dcgm(library: GpmLibrary, dcgmi: Dcgmi) -> None:

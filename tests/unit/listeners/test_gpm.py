@@ -20,7 +20,7 @@ from listeners.gpm import GpmListener
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ListenerError
 from tests.conftest import DATA
-from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
+from tests.support.listener_contract import Collected, GpuListenerContract, OneDevice, wait_until
 from tests.support.nvml_library import UUID, NvmlLibrary, installed
 
 IDS: dict[str, int] = json.loads((DATA / "gpm_metric_ids.json").read_text())
@@ -48,8 +48,8 @@ class GpmLibrary(NvmlLibrary):
         asked: the metric ids of each query, by GPU instance.
     """
 
-    def __init__(self, folder: Path, *others: str) -> None:
-        super().__init__(folder, *others)
+    def __init__(self, folder: Path, *missing: str) -> None:
+        super().__init__(folder, *missing)
         self.functions |= {
             "nvmlGpmQueryDeviceSupport": self.query_support,
             "nvmlGpmSampleAlloc": self.allocate,
@@ -135,7 +135,7 @@ def _first(*gi_ids: int | None) -> Collected:
         return Collected(sink)
 
 
-class TestGpmListener(ListenerContract):
+class TestGpmListener(GpuListenerContract):
     """The contract, and what is particular to GPM."""
 
     @pytest.fixture
@@ -295,8 +295,3 @@ def test_a_gpu_that_nvml_does_not_know_is_an_error(library: GpmLibrary) -> None:
     library.change(uuid="GPU-other")
     with pytest.raises(ListenerError, match=f"listener gpm: NVML cannot read GPU {UUID}"):
         _first()
-
-
-def test_a_device_that_is_no_gpu_is_refused() -> None:
-    with pytest.raises(ListenerError, match="not a GPU"), GpmListener(1000).observe(OneDevice(CPU), Collected()):
-        pytest.fail("there is no GPU")

@@ -55,7 +55,7 @@ def _cpu_seconds(sink: Collected, index: int = 0) -> float:
     return sum((b.t_ns - a.t_ns) / 1e9 * b.values["cpu_pct"] / 100 for a, b in pairs)
 
 
-def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
+def sample_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
     """What the listener samples of this process as its one job, until that is enough."""
     group, sink = OneDevice(CPU), Collected()
     group.jobs = {0: os.getpid()}
@@ -67,7 +67,7 @@ def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
 class TestHostListenerOnJobs:
     """Real process trees."""
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         "script",
         [
@@ -151,8 +151,8 @@ class TestHostListenerOnJobs:
         rates |= {field.name for field in HostListener.fields if field.name.endswith("_per_s")}
         with HostListener(200).observe(group, sink):
             wait_until(lambda: len(sink) >= 4)
-        machine, own, next_machine, next_own = sink[:4]
-        assert not rates & (machine.values.keys() | own.values.keys())
+        machine, process, next_machine, next_own = sink[:4]
+        assert not rates & (machine.values.keys() | process.values.keys())
         assert {"cpu_machine_pct"} <= next_machine.values.keys()
         assert {"cpu_pct", "read_mib_per_s", "write_mib_per_s"} <= next_own.values.keys()
 
@@ -207,7 +207,7 @@ class TestHostListenerOnJobs:
             return read(path)
 
         monkeypatch.setattr(host, "read_file", refuse)
-        sink = of_this_process(lambda sink: len([sample for sample in sink if sample.job == 0]) >= 2)
+        sink = sample_this_process(lambda sink: len([sample for sample in sink if sample.job == 0]) >= 2)
         for sample in (sample for sample in sink if sample.job == 0):
             assert {"rss_mib", "num_processes"} <= sample.values.keys()
             assert not {"pss_mib", "pss_peak_mib", "read_mib_per_s", "write_mib_per_s"} & sample.values.keys()
@@ -221,7 +221,7 @@ class TestHostListenerOnJobs:
             return read(path)
 
         monkeypatch.setattr(host, "read_file", slow)
-        sink = of_this_process(lambda sink: len(sink.named("num_processes", 0)) >= 5)
+        sink = sample_this_process(lambda sink: len(sink.named("num_processes", 0)) >= 5)
         assert len(sink.named("pss_mib", 0)) == 1, "20 ms of reading earn 2 s of rest"
 
     def test_threads_that_share_a_cpu_wait_for_it(self) -> None:
@@ -246,7 +246,7 @@ class TestHostListenerOnJobs:
             return read_file(path)
 
         monkeypatch.setattr(host, "read_file", old_kernel)
-        sink = of_this_process(lambda sink: len(sink.named("cpu_pct", 0)) >= 2)
+        sink = sample_this_process(lambda sink: len(sink.named("cpu_pct", 0)) >= 2)
         assert not sink.named("run_queue_delay_pct", 0) and not sink.named("involuntary_switches_per_s", 0)
 
     def test_the_clock_is_that_of_the_cpu_that_the_busiest_process_ran_on(
@@ -255,7 +255,7 @@ class TestHostListenerOnJobs:
         monkeypatch.setattr(host, "_HAS_CLOCKS", True)
         clocks = {f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in os.sched_getaffinity(0)}
         monkeypatch.setattr(host, "read_file", lambda path: b"3400000\n" if path in clocks else read_file(path))
-        sink = of_this_process(lambda sink: bool(sink.named("cpu_clock_mhz", 0)))
+        sink = sample_this_process(lambda sink: bool(sink.named("cpu_clock_mhz", 0)))
         assert sink.named("cpu_clock_mhz", 0)[0] == pytest.approx(3400)
 
     def test_the_machine_has_its_memory_and_load(self) -> None:
@@ -266,6 +266,7 @@ class TestHostListenerOnJobs:
         assert sink.named("memory_used_mib")[0] + sink.named("memory_available_mib")[0] == pytest.approx(total_mib)
         assert sink.named("load_1min")[0] >= 0
 
+    @pytest.mark.slow
     def test_a_busy_machine_shows(self) -> None:
         group, sink = OneDevice(CPU), Collected()
         with job(f"{BURN}burn(60)") as process, HostListener(200).observe(group, sink):
@@ -276,9 +277,9 @@ class TestHostListenerOnJobs:
         assert 50 / count < max(sink.named("cpu_machine_pct")) <= 100
 
 
-def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> ProcessReading:
+def _process(pid: int, parent: int, ticks: int, children: int = 0, start: int = 1) -> ProcessReading:
     return ProcessReading(
-        pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=own, children_ticks=children,
+        pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=ticks, children_ticks=children,
         num_threads=1, rss_pages=1, cpu=0, is_zombie=False,
     )  # fmt: skip
 

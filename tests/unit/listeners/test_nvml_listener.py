@@ -14,14 +14,13 @@ from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
 from pipeline.base.domain.mig_table import find
 from pipeline.base.domain.records import Slot
-from pipeline.base.system.errors import ListenerError
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
-from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
+from tests.support.listener_contract import Collected, GpuListenerContract, OneDevice, go, job, wait_until
 from tests.support.nvml_library import NvmlLibrary, installed, report_utilization
 
 
-class TestNvmlListener(ListenerContract):
+class TestNvmlListener(GpuListenerContract):
     """NVML over a stand-in for its C library."""
 
     @pytest.fixture(autouse=True)
@@ -73,9 +72,9 @@ class TestNvmlListener(ListenerContract):
 
     def test_memory_is_read_of_each_instance_that_is_used(self, library: NvmlLibrary) -> None:
         profile = next(profile for profile in find("h100_80gb").profiles if profile.name == "1g.10gb")
-        whole = ComputeInstance(id=0, profile_id=profile.ci_profiles[0].id, start=0, size=1)
+        instance = ComputeInstance(id=0, profile_id=profile.ci_profiles[0].id, start=0, size=1)
         instances = tuple(
-            GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(whole,))
+            GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(instance,))
             for start, number in enumerate((7, 8, 9))
         )
         processes = (_on(7, 500), _on(7, 20), _on(8, 300), _on(9, 1))
@@ -168,10 +167,6 @@ class TestNvmlListener(ListenerContract):
         library.fail(nvmlDeviceGetProcessesUtilizationInfo=code, nvmlDeviceGetProcessUtilization=code)
         with _busy_and_idle_job(library, "C") as (group, _):
             assert _observe_utilization(group) == {}
-
-    def test_a_device_that_is_no_gpu_is_refused(self) -> None:
-        with pytest.raises(ListenerError, match="not a GPU"), NvmlListener(1000).observe(OneDevice(CPU), Collected()):
-            pytest.fail("there is no GPU")
 
 
 @contextmanager

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from listeners.base import ThreadedListener
 from listeners.smi import SmiListener
 from pipeline.base.domain.samples import Field
 from pipeline.base.system.errors import ListenerError
-from pipeline.base.system.host_info import read_process
 from tests.conftest import DATA
 from tests.support.listener_contract import (
-    CONF,
-    CPU,
     Collected,
     OneDevice,
     ProgramListenerContract,
@@ -38,22 +30,22 @@ def _recorded() -> tuple[dict[str, str], dict[str, str]]:
     row = (DATA / "h100" / "query_nounits.txt").read_text().splitlines()[1].split(", ")
     match = re.search(r"--query-gpu=(\S+)", command)
     assert match is not None
-    asked, printed = match[1].split(","), header.split(", ")
+    columns, printed = match[1].split(","), header.split(", ")
     # nvidia-smi takes the name that it prints as well as the short one.
-    names = [*asked, *(cell.split(" [")[0] for cell in printed)]
+    names = [*columns, *(cell.split(" [")[0] for cell in printed)]
     return dict(zip(names, printed * 2, strict=True)), dict(zip(names, row * 2, strict=True))
 
 
 PROGRAM = """#!{python} -S
 import signal, sys, time
-header, row, before, after, ignore_term = {header!r}, {row!r}, {before!r}, {after!r}, {ignore_term!r}
+header, row, before, after, ignores_sigterm = {header!r}, {row!r}, {before!r}, {after!r}, {ignores_sigterm!r}
 columns = sys.argv[1].removeprefix("--query-gpu=").split(",")
 assert sys.argv[2:5] == ["--format=csv,nounits", "-i", "{uuid}"] and sys.argv[5] == "-lms", sys.argv
 for column in columns:
     if column not in header:
         print('Field "%s" is not a valid field to query.\\n' % column)
         sys.exit(2)
-if ignore_term:
+if ignores_sigterm:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(before, end="", flush=True)
 print(", ".join(header[column] for column in columns), flush=True)
@@ -67,29 +59,6 @@ while True:
 """
 
 
-LISTENING = """
-import time
-from listeners.smi import SmiListener
-from pipeline.base.domain.records import Device
-
-class RunningGroup:
-    slots = ()
-    device = Device(kind="nvidia", uuid={uuid!r}, name="gpu")
-
-    def pids(self):
-        return {{}}
-
-class Sink:
-    def put(self, sample):
-        pass
-
-listener = SmiListener(200, program={program!r})
-with listener.observe(RunningGroup(), Sink()):
-    print(*listener.pids(), flush=True)
-    time.sleep(60)
-"""
-
-
 @dataclasses.dataclass
 class Program:
     """A stand-in for nvidia-smi that prints the recorded row again and again."""
@@ -99,7 +68,7 @@ class Program:
     row: dict[str, str]
     before: str = ""
     after: str = ""
-    ignore_term: bool = False
+    ignores_sigterm: bool = False
 
     def write(self) -> str:
         settings = {key: value for key, value in vars(self).items() if key != "path"}
@@ -119,14 +88,11 @@ def program(tmp_path: Path) -> Program:
 class TestSmiListener(ProgramListenerContract):
     """nvidia-smi, played by a program that prints what a real one printed."""
 
-    @pytest.fixture
-    def build(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ThreadedListener]:
-        monkeypatch.setenv("PATH", f"{program.path.parent}:{os.environ['PATH']}")
-        return SmiListener
+    listener = SmiListener
 
     @pytest.fixture
-    def remove_source(self, program: Program) -> Callable[[], None]:
-        return program.path.unlink
+    def stand_in(self, program: Program) -> Program:
+        return program
 
     def _first(self, program: Program) -> dict[str, float]:
         sink = Collected()
@@ -225,38 +191,3 @@ class TestSmiListener(ProgramListenerContract):
         listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
         with pytest.raises(ListenerError, match="no sample"), listening:
             pytest.fail("it said nothing")
-
-    def test_one_that_falls_silent_is_an_error(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(SmiListener, "start_limit_s", 1.0)
-        monkeypatch.setattr("listeners.program_listener._END_LIMIT_S", 0.2)
-        listener = SmiListener(200, program=program.write())
-        with pytest.raises(ListenerError, match=r"no row for 1\.2 s"), listener.observe(OneDevice(), Collected()):
-            (pid,) = listener.pids()
-            os.kill(pid, signal.SIGSTOP)
-            wait_until(lambda: thread_of(listener) is None)
-        assert read_process(pid) is None
-
-    def test_one_that_ignores_sigterm_is_killed(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("listeners.program_listener._END_LIMIT_S", 0.2)
-        program.ignore_term = True
-        listener = SmiListener(60_000, program=program.write())
-        with listener.observe(OneDevice(), Collected()):
-            (pid,) = listener.pids()
-        assert read_process(pid) is None
-
-    def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(self, program: Program) -> None:
-        listening = LISTENING.format(uuid=UUID, program=program.write())
-        with subprocess.Popen(
-            [sys.executable, "-c", listening], stdout=subprocess.PIPE, text=True, cwd=CONF.parent.parent
-        ) as process:
-            assert process.stdout is not None
-            pid = int(process.stdout.readline())
-            read = read_process(pid)
-            process.kill()
-        assert read is not None
-        assert read.session == pid
-        wait_until(lambda: (left := read_process(pid)) is None or left.is_zombie)
-
-    def test_a_device_that_is_no_gpu_is_refused(self, program: Program) -> None:
-        with pytest.raises(ListenerError, match="not a GPU"), SmiListener(1000).observe(OneDevice(CPU), Collected()):
-            pytest.fail("there is no GPU")

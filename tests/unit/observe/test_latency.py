@@ -230,6 +230,7 @@ def test_a_suggested_window_is_long_enough():
     assert sum(has_enough(latencies, 99) for latencies in longer) >= 9
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("load", "requests", "studies"),
     [

@@ -80,6 +80,7 @@ def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, ov
     assert set(names) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("typed", "step_modes"),
     [
@@ -100,17 +101,20 @@ def test_options_that_blocks_keep_are_swept_in_the_order_of_the_block():
     assert options == [[f"workload.batch_size={size}", f"degree={degree}"] for size in (8, 16) for degree in (1, 2)]
 
 
+@pytest.mark.slow
 def test_another_scenario_drops_the_options_of_blocks():
     configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mig_mps"])
     assert {config.scenario.profile for config in configs} == {"auto"}
 
 
+@pytest.mark.slow
 def test_each_combination_refers_to_its_own_choices(tmp_path):
     asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
     names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.scenario}")
     assert sorted(names) == ["naive-1x-a_naive", "serial-1x-a_serial"]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
     assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
         "naive-1x-tiny",

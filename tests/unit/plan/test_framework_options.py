@@ -79,6 +79,7 @@ class CannotBeBuilt:
         raise ConfigError("uv found no build of it")
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose, monkeypatch):
     monkeypatch.setattr("pipeline.base.system.factory.build_object", lambda spec: CannotBeBuilt())
     monkeypatch.setattr("tests.conftest.take_inventory", inventory.take_inventory)

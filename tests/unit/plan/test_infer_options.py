@@ -80,6 +80,7 @@ def test_an_environment_without_the_server_is_refused(make_plan, monkeypatch):
         make_plan(over_http)
 
 
+@pytest.mark.slow
 def test_large_images_need_a_gpu_that_nobody_asked_for(make_plan):
     with pytest.raises(ConfigError, match="no GPU was found"):
         make_plan(["workload=infer_resnet50"])

@@ -217,6 +217,7 @@ def test_the_digest_covers_what_a_launcher_starts(make_plan, scripts):
     assert make_plan(launched).groups[0].digest != before.digest
 
 
+@pytest.mark.slow
 def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
     command = ["train.py", "--text", "${HOME}", "--list", "[1,2]", "true"]
     for overrides in (

@@ -278,6 +278,7 @@ def test_the_folder_is_an_option_of_ours_alone(words):
     assert [path.name for path in config_folders([*words, "--", "train.py", "--config-dir", "b"])] == ["conf", "a"]
 
 
+@pytest.mark.slow
 def test_a_shell_completes_them(folder):
     environ = {**os.environ, "PYTHONPATH": str(folder), "COMP_LINE": "python run.py --config-dir conf workload=pri"}
     argv = [sys.executable, PROJECT_DIR / "run.py", "-sc", "query=bash"]

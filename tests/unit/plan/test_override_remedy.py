@@ -49,6 +49,7 @@ def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
     assert OmegaConf.create({"value": override_values.parse(value)}).value == meant
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("value", "meant"),
     [

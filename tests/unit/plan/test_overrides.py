@@ -65,7 +65,7 @@ def outcome_of(make: Any) -> tuple[str, Any]:
         return "refused", command_line.explain(error)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "words",
     [

@@ -154,6 +154,7 @@ def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan):
     study = sweep(scenario=["naive", "mps"], degree=[1, 2])
 
@@ -240,7 +241,7 @@ CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorte
 
 
 @pytest.mark.torch
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
     uv = dict.fromkeys(("env=venv", "workload=framework_env", "workload=infer_unet"), "uv")
@@ -381,6 +382,7 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
         make_plan([here, "scenario=nameless", *chosen[2:]])
 
 
+@pytest.mark.slow
 def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added):
     folder, here = added
     (folder / "tokens").mkdir()
@@ -408,7 +410,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     assert [(config.workload.length, config.workload.environ) for config in rehearsed] == [(2, {"A": "b"})]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("code", "why"),
     [

@@ -167,6 +167,7 @@ def test_the_plan_has_the_most_blocks_and_says_when_the_study_stops(make_plan):
     assert plan_text.export_plan(fixed, {})["precision_goal"] is None and plan_text.list_notes(fixed) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard_of", ["block", "case"])
 def test_the_plan_of_the_blocks_that_ran_is_that_of_as_many_repeats(make_plan, shard_of):
     asked = [[*o, f"shard_of={shard_of}"] for o in sweep(scenario=["naive", "mps"], degree=[1, 2])]

@@ -124,6 +124,7 @@ def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
         take_inventory([config], plans.find_device)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.torch
 @pytest.mark.parametrize("workload", ["tiny", "bert_base", "infer_bert_base"])
 def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_plan, workload):

@@ -69,6 +69,7 @@ def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
     }
 
 
+@pytest.mark.slow
 def test_the_command_line_wins_over_stand_ins(conf):
     given = ["+experiment=mine", "+rehearse=tiny", "workload=tiny_text", "workload.batch_size=2", "workload.threads=2"]
     for config in configs_of(given, conf):
@@ -94,6 +95,7 @@ sizes:
 """
 
 
+@pytest.mark.slow
 def test_values_of_the_file_go_with_the_workloads_that_they_are_of(conf):
     (conf / "experiment/mine.yaml").write_text(IN_FILE.lstrip())
     copies, mix = configs_of(["+experiment=mine", "+rehearse=tiny", "sizes.S.samples=2"], conf)

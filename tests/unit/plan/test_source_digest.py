@@ -52,6 +52,7 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
         assert resume.find_unused(after, left, stored(plan)) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "file", ["train_timm", "training/training_steps", "images/image_files", "client", "timm_imports", "images/__init__"]
 )

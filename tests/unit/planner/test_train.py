@@ -161,6 +161,7 @@ def undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: l
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
     rng = random.Random(seed)

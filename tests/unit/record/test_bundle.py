@@ -127,6 +127,7 @@ def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_
             killed.kill()
 
 
+@pytest.mark.slow
 def test_a_bundle_names_no_folder_user_or_host(store: Store, tmp_path: Path) -> None:
     bundle.export(store, "study", tmp_path / "study.tar.xz")
     with tarfile.open(tmp_path / "study.tar.xz") as archive:

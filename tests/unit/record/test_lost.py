@@ -58,6 +58,7 @@ def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("queue", "closed"),
     [({}, ["second"]), ({"9_1": "RUNNING"}, ["second"]), ({"9_2": "RUNNING"}, []), (None, [])],
@@ -102,6 +103,7 @@ def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch
     assert group_record.read(folder).is_closed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reply", ["BAD_REQUEST: (sqlite3.IntegrityError) UNIQUE constraint failed: tags.key", "no"])
 def test_a_tag_that_another_attempt_sets_at_the_same_moment_is_set_again(store, monkeypatch, reply):
     from mlflow.exceptions import MlflowException

@@ -28,7 +28,7 @@ def recorded(text: str) -> Original:
     return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "scenario", ["serial", "naive", "timeslice", "mps", "mps_percent", "mps_static", "mig", "mig_mps"]
 )
@@ -54,6 +54,7 @@ def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choi
     assert groups_again[0].config_text() == text
 
 
+@pytest.mark.slow
 def test_a_configuration_of_a_bundle_has_the_folders_of_this_machine(compose):
     (config,) = config_reader.read(compose(["workload=script", "workload.script=run.py"]))
     values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
@@ -62,6 +63,7 @@ def test_a_configuration_of_a_bundle_has_the_folders_of_this_machine(compose):
     assert again.workload.script == str(PROJECT_DIR / "run.py")
 
 
+@pytest.mark.slow
 def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     del values["workload"]["canary"], values["pin_cpus"]
@@ -81,6 +83,7 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
         read_config(recorded(OmegaConf.to_yaml(values)))
 
 
+@pytest.mark.slow
 def test_a_setting_of_earlier_versions_counts_only_where_it_asked_for_something(compose):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     values["gpu"]["replay"] = None
@@ -96,6 +99,7 @@ def test_a_damaged_configuration_is_refused_in_words(text):
         read_config(recorded(text))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("target", "absent"),
     [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"]), ("conda.CondaEnv", ["env.tool"])],

@@ -99,6 +99,7 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     assert not (root / "spool").exists()
 
 
+@pytest.mark.slow
 def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_sent(root: Path, serve) -> None:
     folder = make_spool(root, tagged := record(()))
     sender = serve("--root", root)
@@ -338,6 +339,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
         assert len(tracking.get_metric_history(runs[f"{index}-toy"].info.run_id, "series_4")) == num
 
 
+@pytest.mark.slow
 def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> None:
     make_spool(root, record((child(0),), number=1), "0001-a")
     abandoned = record((child(0, result=None, end_ns=None),), number=2)

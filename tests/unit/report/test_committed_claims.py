@@ -65,6 +65,7 @@ def test_committed_claims_hold(page: str) -> None:
     assert list_problems(page, PROJECT_DIR, page) == []
 
 
+@pytest.mark.slow
 def test_every_page_with_results_is_complete() -> None:
     pages = {path.relative_to(PROJECT_DIR).as_posix() for pattern in PAGES for path in PROJECT_DIR.glob(pattern)}
     assert pages - {SIMULATED} <= read_claims(find_files(PROJECT_DIR)).complete_pages.keys()

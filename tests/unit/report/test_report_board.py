@@ -73,6 +73,7 @@ def judge(*studies: list[Row]) -> tuple[Agreement, str]:
     return made.judge(*made.lines)
 
 
+@pytest.mark.slow
 def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
     here, there = collocation_study(seed=1), [dataclasses.replace(r, device=H200) for r in collocation_study(seed=2)]
     made = board(here, there)

@@ -98,6 +98,7 @@ def test_every_command_refuses_a_bad_bundle_in_one_line_and_writes_nothing(
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
     file = tmp_path / "study.tar.xz"
     write_bundle(file)
@@ -105,6 +106,7 @@ def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
     assert named_stores(options) == [file] and options.experiment == EXPERIMENT
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("is_job", "table", "key", "text"),
     [
@@ -180,6 +182,7 @@ def test_a_bundle_is_read_with_any_version_of_mlflow(tmp_path: Path, monkeypatch
     assert len(rows.read([tmp_path / "mlruns"], EXPERIMENT).rows) == 9
 
 
+@pytest.mark.slow
 def test_no_command_prints_the_control_characters_of_a_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -396,6 +396,7 @@ def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: p
     assert "is the folder of a report, which has no blocks" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_5_percent_is_found_and_equal_studies_are_not_told_apart() -> None:
     """A smaller form of `python -m benchmarks.study_pairs`."""
     num_wrong = num_found = num_pairs = 0

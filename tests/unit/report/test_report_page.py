@@ -156,6 +156,7 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
     assert sure.endswith("for all comparisons; 1 case with too few blocks or GPUs for a verdict.")
 
 
+@pytest.mark.slow
 def test_precisions_are_lines_and_rows_of_their_own() -> None:
     found = [
         copies(mode, degree, rate, block, own=params(precision=precision))
@@ -391,6 +392,7 @@ def test_small_energies_are_in_millijoules_and_files_for_machines_in_joules() ->
     assert ">mJ per sample<" in svg_of(content, "energy")
 
 
+@pytest.mark.slow
 def test_panels_stand_beside_each_other_or_below_on_a_narrow_screen(whole: Content, page: str) -> None:
     (gain,) = [figure for figure in whole.figures if figure.name == "gain"]
     panels = [part for part in gain.parts if part.row == 1]

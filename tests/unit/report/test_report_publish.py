@@ -88,7 +88,7 @@ def test_a_report_that_was_killed_at_any_moment_is_replaced_by_the_next(
     assert 15 < step < 999
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "says", ['{"files": null}', '{"files": ', "", "[]", "3", '{"experiment": "x"}', '{"files": ["index.html"]}', "\xff"]
 )

@@ -473,6 +473,7 @@ def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(ma
     ]
 
 
+@pytest.mark.slow
 def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) -> None:
     simulated = "gpu=simulated_a100_40gb"
     gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"])

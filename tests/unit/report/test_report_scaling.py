@@ -265,6 +265,7 @@ def test_the_table_has_a_line_for_each_pair_and_the_figure_a_line_for_each_resou
     ]
 
 
+@pytest.mark.slow
 def test_other_figures_leave_out_groups_with_stressors() -> None:
     rows = [*pairs(1), copies("naive", 2, 600.0)]
     cells = make_cells(study(*rows))
@@ -378,6 +379,7 @@ def test_a_clause_says_how_many_loads_have_a_figure() -> None:
     assert len(clauses) == 2 and all("4 of 7 loads have a figure" in clause for clause in clauses)
 
 
+@pytest.mark.slow
 def test_the_table_the_figure_and_predictions_read_turns() -> None:
     rows = [*pairs_in_turns(1), copies("naive", 2, 600.0)]
     whole = study(*rows)

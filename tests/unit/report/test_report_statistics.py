@@ -388,6 +388,7 @@ def test_groups_that_are_not_compared_have_no_width():
     assert widths(0.01, invalid="a job made no progress") == []
 
 
+@pytest.mark.slow
 def test_a_drifting_baseline_widens_the_interval_that_the_study_stops_on():
     """The interval of the report decides; at the goal, no reported interval is wider."""
     rng, num_reached = random.Random(45), 0

@@ -134,6 +134,7 @@ def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) 
     assert study.left_out == {"run again: the newest result counts": 1}
 
 
+@pytest.mark.slow
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:
     with pytest.raises(TrackingError, match="no experiment 'nothing'"):
         rows.read([root], "nothing")

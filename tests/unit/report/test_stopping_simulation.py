@@ -82,6 +82,7 @@ DESIGNS: dict[str, tuple[int, bool, float, float]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_tables", [1000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("noise", "goal"), [(0.02, 0.05), (0.02, 0.02), (0.06, 0.05), (0.1, 0.05), (0.1, 0.1)])
 @pytest.mark.parametrize("design", DESIGNS)

@@ -51,6 +51,7 @@ def cover(window: Window, noise: Noise, jobs: Jobs, *, has_rule: bool = True) ->
     return float(np.mean([judgement.low <= 1 <= judgement.high for judgement in estimates]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if "3 s" in name else pytest.mark.slow) for name in DESIGNS]
 )

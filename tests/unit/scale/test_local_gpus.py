@@ -1,4 +1,4 @@
-"""What a worker on one of several GPUs is started with."""
+"""Studies on several GPUs of one host: their workers, CPUs and shards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from pipeline import rehearsal
+from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, DeviceFacts
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
@@ -26,6 +29,7 @@ from pipeline.plan.overrides import set_values
 from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
 from pipeline.scale import interference as company
+from pipeline.scale.worker import STATUS
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
 from tests.conftest import GPU
@@ -72,25 +76,25 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     near = {"GPU-0": "0-3,8-11", "GPU-1": "0-3,8-11", "GPU-2": "4-7,12-15", "GPU-3": ""}
     monkeypatch.setattr(cpus, "_read_near_cpus", lambda device: cpus.parse_list(near[device.uuid]))
-    found = cpus.divide(devices[:3])
-    assert {uuid: sorted(each) for uuid, each in found.items()} == {
+    shares = cpus.divide(devices[:3])
+    assert {uuid: sorted(share) for uuid, share in shares.items()} == {
         "GPU-0": [0, 1, 8, 9],
         "GPU-1": [2, 3, 10, 11],
         "GPU-2": [4, 5, 6, 7, 12, 13, 14, 15],
     }
-    cores = [{cpu % 8 for cpu in each} for each in cpus.divide(devices).values()]
-    assert [len(each) for each in cores] == [2] * 4 and len(set.union(*cores)) == 8
+    cores = [{cpu % 8 for cpu in share} for share in cpus.divide(devices).values()]
+    assert [len(share) for share in cores] == [2] * 4 and len(set.union(*cores)) == 8
 
 
 def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = devices_of("A", "A", "A")
-    monkeypatch.setattr(local_gpus.nvml, "list_devices", lambda: there)
+    machine_devices = devices_of("A", "A", "A")
+    monkeypatch.setattr(local_gpus.nvml, "list_devices", lambda: machine_devices)
     request: Any = SimpleNamespace(simulated=None)
     for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(variable, raising=False)
-    assert local_gpus._list_present(request) == there
+    assert local_gpus._list_present(request) == machine_devices
     monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
-    assert local_gpus._list_present(request) == there[1:]
+    assert local_gpus._list_present(request) == machine_devices[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
     assert local_gpus._list_present(request) == []
 
@@ -182,8 +186,8 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
         if near is not None:
             (tmp_path / bus_id[4:]).mkdir()
             (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)
-    found = cpus.divide(devices[:3])
-    assert found == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
+    shares = cpus.divide(devices[:3])
+    assert shares == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
     assert cpus.divide([devices[3]]) == {"GPU-3": set(range(9))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert cpus.divide(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
@@ -193,7 +197,7 @@ def devices_of(*models: str) -> list[Device]:
     return [dataclasses.replace(GPU, index=i, uuid=f"GPU-{i}", name=model) for i, model in enumerate(models)]
 
 
-class Recorded(WorkerProcess):
+class IdleWorker(WorkerProcess):
     """A worker that only keeps what it was to do."""
 
     def __init__(self, device: Device, decided: Mapping[str, object]) -> None:
@@ -223,17 +227,17 @@ def fleet_of(devices: list[Device], shards: Mapping[str, list[int]], limit_s: fl
         config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
         return SimpleNamespace(config=config)
 
-    def of_model(model: str) -> list[Device]:
+    def list_devices(model: str) -> list[Device]:
         return [device for device in devices if device.name == model]
 
     parts = [
-        fleets.Part(request=request(model), devices=of_model(model), waiting=deque(waiting))
+        fleets.Part(request=request(model), devices=list_devices(model), waiting=deque(waiting))
         for model, waiting in shards.items()
     ]
     fleet = fleets.Fleet(request(""), devices, parts)
 
     def start(device: Device, decided: Mapping[str, object], _: object) -> WorkerProcess:
-        fleet.workers.append(Recorded(device, decided))
+        fleet.workers.append(IdleWorker(device, decided))
         return fleet.workers[-1]
 
     fleet.start = start  # type: ignore[method-assign]
@@ -358,9 +362,9 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     assert (
         local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
     )
-    for wanted in (None, [], {"a": 1}, [[0]], [None]):
+    for value in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="set it to a list of indices or UUIDs, or to all"):
-            local_gpus.select_free(request, wanted, "gpus")
+            local_gpus.select_free(request, value, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="never waits for a GPU; remove wait=true"):
         local_gpus.select_free(request, "all", "gpus")
@@ -415,3 +419,52 @@ def test_a_dry_run_of_several_plans_is_one_json_list(asked_of, capsys) -> None:
     alone, in_company = json.loads(capsys.readouterr().out)
     assert [group["name"] for group in alone["groups"]] == [group["name"] for group in in_company["groups"]]
     assert alone["plan"] != in_company["plan"]
+
+
+ANSWERS = f"""
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({{{STATUS!r}: int(line)}}), flush=True)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A worker whose shards end with their number as exit status."""
+    script = tmp_path / "worker.py"
+    script.write_text(ANSWERS)
+    running = WorkerProcess(cpu_device(), [str(script)], os.environ, frozenset(os.sched_getaffinity(0)))
+    yield running
+    if not running.has_ended:
+        running.send_signal(signal.SIGKILL)
+        wait_for_status(running)
+
+
+def wait_for_status(worker: WorkerProcess) -> int | None:
+    """Listen until a shard or the process has ended; return the exit status of the shard."""
+    while not worker.has_ended:
+        ready, _, _ = select.select([output for output in worker.outputs if not output.closed], [], [], 60)
+        assert ready, "no answer"
+        for output in ready:
+            if not output.closed and (status := worker.listen(output)) is not None:
+                return status
+    return None
+
+
+def test_a_busy_worker_takes_no_other_shard(worker: WorkerProcess) -> None:
+    assert worker.takes_shards
+    for shard in (3, 1):
+        worker.give("shard", shard)
+        assert not worker.takes_shards
+        assert wait_for_status(worker) == shard
+        assert worker.takes_shards
+    worker.dismiss()
+    assert not worker.takes_shards
+
+
+def test_a_killed_worker_ends_its_shard_as_a_shell_says_it(worker: WorkerProcess) -> None:
+    worker.send_signal(signal.SIGSTOP)
+    worker.give("shard", 1)
+    worker.send_signal(signal.SIGKILL)
+    assert wait_for_status(worker) == 128 + signal.SIGKILL
+    assert worker.has_ended and not worker.takes_shards

@@ -77,10 +77,10 @@ def test_a_task_runs_its_shard_and_resumes_when_it_is_requeued(
     environ, limit_s, resume, time_limit_s, tmp_path
 ) -> None:
     options = SlurmOptions(setup=["export FROM_SETUP=1"])
-    said = tmp_path / "said.py"
+    script_file = tmp_path / "said.py"
     shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY'], os.environ['COLLOCATION_TASK']"
-    said.write_text(f"import os, sys\nprint({shown}, sep='|')\n")
-    text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(said))
+    script_file.write_text(f"import os, sys\nprint({shown}, sep='|')\n")
+    text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(script_file))
     done = subprocess.run(
         ["bash", "-c", text],
         env={"PATH": "/usr/bin:/bin", **OF_TASK, **environ},
@@ -112,12 +112,12 @@ def test_an_option_cannot_smuggle_in_a_line() -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch):
+def remaining(monkeypatch: pytest.MonkeyPatch):
     """What is left of a plan of three shards, of which the store has these."""
 
     def look(*shards: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
-        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, shards=shards, unasked="")
-        monkeypatch.setattr(slurm, "_read_overview", lambda *_: found)
+        overview = SimpleNamespace(plan_any_gpu=plan, num_models=1, shards=shards, unasked="")
+        monkeypatch.setattr(slurm, "_read_overview", lambda *_: overview)
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         planned: Any = SimpleNamespace(any_gpu_digest="p", shard_sizes=(2, 2, 2))
         return slurm._select_shards(request, "http://h:1", planned, num_models)
@@ -129,14 +129,14 @@ def shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespa
     return SimpleNamespace(number=number, state=state, tasks=tasks, results=results)
 
 
-def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
+def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(remaining, capsys) -> None:
     begun = [shard(1, "done"), shard(2, "running", "14_2"), shard(3, "waiting", "14_3")]
-    assert left(*begun) == ([], 2)
+    assert remaining(*begun) == ([], 2)
     assert "shards 2, 3 are still in the queue (job 14); wait, or run scancel 14" in capsys.readouterr().err
-    assert left(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
-    assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
-    assert left(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
-    assert left(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
+    assert remaining(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
+    assert remaining(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
+    assert remaining(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
+    assert remaining(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
@@ -145,7 +145,7 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
-    def left(error: CommandError) -> tuple[list[int], int]:
+    def remaining(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "read_cluster_states", lambda *_: (_ for _ in ()).throw(error))
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", shard_sizes=(1, 1))
@@ -154,13 +154,13 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     with pytest.raises(
         ConfigError, match=r"the shards in the queue cannot be read: .*timed out.*; start again with resume=true"
     ):
-        left(CommandError(["squeue"], 1, "Socket timed out"))
-    assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
+        remaining(CommandError(["squeue"], 1, "Socket timed out"))
+    assert remaining(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
     assert "warning: shards in the queue of another cluster are also submitted here: " in capsys.readouterr().err
 
 
-def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(left) -> None:
-    assert left(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
+def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(remaining) -> None:
+    assert remaining(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
 
 
 @pytest.mark.parametrize(
@@ -193,24 +193,24 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
     configs = config_reader.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    there = slurm.worker_command.make_plan(request, lambda _: of_task)
-    assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
+    remote_plan = slurm.worker_command.make_plan(request, lambda _: of_task)
+    assert slurm._plan(request).any_gpu_digest == remote_plan.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
-    said = {"status": 0, "stdout": "7;cluster\n", "stderr": ""}
-    monkeypatch.setattr(slurm, "_run_slurm", lambda *argv: Completed(argv=argv, **said))
+    reply = {"status": 0, "stdout": "7;cluster\n", "stderr": ""}
+    monkeypatch.setattr(slurm, "_run_slurm", lambda *argv: Completed(argv=argv, **reply))
     assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
     (path,) = tmp_path.glob("submit-*.sh")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
-    ("gres", "found"),
+    ("gres", "models"),
     [("gpu:1", ("gpu:1",)), (None, (None,)), (["gpu:h100:1", "gpu:a100:1"], ["gpu:h100:1", "gpu:a100:1"])],
 )
-def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
-    assert slurm.list_gres(SlurmOptions(gres=gres)) == found
+def test_each_gres_of_a_list_is_another_model_of_gpu(gres, models) -> None:
+    assert slurm.list_gres(SlurmOptions(gres=gres)) == models
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ class Queue:
         if argv[0] == "sbatch":
             self.scripts.append(Path(argv[-1]).read_text())
             is_taken = len(self.scripts) <= self.num_taken
-            said = ("", f"{10 + len(self.scripts)}\n") if is_taken else ("Invalid generic resource", "")
-            return Completed(argv=argv, status=0 if is_taken else 1, stdout=said[1], stderr=said[0])
+            output = ("", f"{10 + len(self.scripts)}\n") if is_taken else ("Invalid generic resource", "")
+            return Completed(argv=argv, status=0 if is_taken else 1, stdout=output[1], stderr=output[0])
         return Completed(argv=argv, status=0, stdout="", stderr="")
 
     def states(self, jobs: Collection[str]) -> Mapping[str, str]:
@@ -280,9 +280,9 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         plan = SimpleNamespace(any_gpu_digest="p", shard_sizes=(1,))
         monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "read_cluster", lambda: "c1")
-        given = queue.given.append
+        add_submission = queue.given.append
         sender = SimpleNamespace(
-            open=lambda *_: None, wait_for_store=lambda: None, note_arrays=lambda _, new: given(new)
+            open=lambda *_: None, wait_for_store=lambda: None, note_arrays=lambda _, new: add_submission(new)
         )
         invocation = Invocation(words=TYPED)
         request: Any = SimpleNamespace(
@@ -300,8 +300,10 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
     assert queue.request[-1] == ("squeue", "11", "12")
-    assert [(given.num_shards, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
-    said = capsys.readouterr().err
+    assert [(submission.num_shards, submission.cluster, submission.arrays) for submission in queue.given] == [
+        (1, "c1", ["11", "12"])
+    ]
+    printed = capsys.readouterr().err
     for line in (
         "submitted 1 shard of 1 as job array 12 for gpu:a100:1, output in ",
         "cancel it: scancel 11 12",
@@ -309,7 +311,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
         "gpu:a100:1 shard 1 | pending: Priority",
         "gpu:a100:1 shard 1 | left the queue",
     ):
-        assert line in said
+        assert line in printed
 
 
 def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:

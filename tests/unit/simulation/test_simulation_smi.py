@@ -405,6 +405,7 @@ def test_unknown_figures_are_not_made_up(smi: Smi, state_file: StateFile) -> Non
     assert "|   0  MIG 1g.35gb         19     7/7        34.69      No     N/A    N/A   0   |" in smi("mig", "-lgip")[1]
 
 
+@pytest.mark.slow
 def test_the_program_needs_no_environment_and_can_reach_no_real_one(state_file: StateFile, tmp_path: Path) -> None:
     """A decoy stands first on PATH under every name that leads to a real driver; PYTHONPATH has another package."""
     decoys = tmp_path / "decoys"

@@ -56,7 +56,7 @@ def ask(tmp_path):
     return run
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [["--outstanding", "3"], ["--arrival", "constant", "--rate-per-s", "200"]])
 @pytest.mark.parametrize("path", ["/whole", "/chunk", "/stream", "/split", "/events", "/close", "/old"])
 def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_first(ask, path, how):

@@ -127,6 +127,7 @@ def test_services_of_texts_need_neither_convolutions_nor_batch_normalisation() -
     assert names[1:-2] == [f"a product of {m} x {k} and {k} x {n} matrices" for m, k, n in canary.PRODUCTS]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_missing_values_are_wrong() -> None:
     import torch

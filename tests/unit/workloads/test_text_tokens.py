@@ -51,6 +51,7 @@ def test_long_texts_are_whole_passages_and_every_fifth_validates(tmp_path):
     assert sum(row.tobytes() in rows for row in found.validation.ids) < len(found.validation.ids) // 10
 
 
+@pytest.mark.slow
 def test_tokens_are_made_once_and_anew_when_a_text_has_changed(tmp_path):
     cache, folder = tmp_path / "cache", write(tmp_path / "animals")
     vocabulary = text_data.train_vocabulary(1000, cache)
@@ -74,6 +75,7 @@ def _read(cache: Path, barrier, answers) -> None:
     answers.put((os.getpid(), isinstance(found.train.ids, np.memmap), int(found.train.ids.sum())))
 
 
+@pytest.mark.slow
 def test_several_jobs_at_once_share_one_map(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(3), context.Queue()

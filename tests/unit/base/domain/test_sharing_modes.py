@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import pytest
+
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, mode_of, modes_of
 from pipeline.report.evaluate import contrasts
@@ -44,6 +46,7 @@ def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan
     assert [group.name for group in make_plan(mode, device=GPU).groups] == ["turns-2x-tiny-priority=1"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
     def turns(rate: float, block: int):
         added = copies("naive", 2, rate, block, options={"slice_ms": "2"})

@@ -143,6 +143,7 @@ def test_a_handler_of_somebody_else_stays():
     assert (done.returncode, done.stdout) == (0, "profiled\n")
 
 
+@pytest.mark.slow
 def test_at_its_limit_of_cpu_time_a_program_still_ends_in_order_and_its_children_have_the_whole():
     code = (
         "import resource, subprocess, sys; from pipeline.base.system import interrupts, startup\n"

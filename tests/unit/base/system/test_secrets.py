@@ -266,6 +266,7 @@ def test_words_and_maps_are_masked_like_texts() -> None:
     assert secrets.mask({"name": "LR", "value": "S"}) == {"name": "LR", "value": "S"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("file", "line"),
     [

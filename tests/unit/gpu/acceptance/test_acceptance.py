@@ -107,6 +107,7 @@ def _problems(results: dict[str, CheckResult]) -> dict[str, list[Any]]:
     return {name: [*r.broken, *r.differences] for name, r in results.items() if r.broken or r.differences}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_on", [False, True])
 def test_promises_hold_on_a_board(begin: Begin, is_on: bool) -> None:
     results = _run(begin("a30_24gb", is_on=is_on), "mode", "profiles", "existing")
@@ -154,6 +155,7 @@ def test_a_fault_of_counters_is_found(begin: Begin, fault: str) -> None:
     assert _run(begin("h100_80gb", counter_fault=fault), "counters")["counters"].broken
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("check", "faults", "text"),
     [
@@ -198,6 +200,7 @@ def test_a_check_that_cannot_be_tried_breaks_no_promise(begin: Begin) -> None:
     assert (result.verdict, result.untried) == ("not tried", "nvidia-cuda-mps-control is not on PATH")
 
 
+@pytest.mark.slow
 def test_a_promise_that_only_errors_show_is_broken(begin: Begin) -> None:
     result = _run(begin("a30_24gb", mig_fault="narrow"), "existing")["existing"]
     assert "has no free MIG device of 2g.12gb" in result.broken[0]
@@ -234,6 +237,7 @@ def kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kept]:
     return Kept.make(tmp_path / "machine", "a30_24gb", capture=capsys)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_a_bundle_that_name_no_machine(kept: Kept) -> None:
     before = kept.gpu
     status, text, _ = kept.run("--only", "profiles,mode")

@@ -75,6 +75,7 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_every_listener_is_asked_at_every_step(h100: Kept) -> None:
     before = h100.file.path.read_text()
     status, told = h100.told()

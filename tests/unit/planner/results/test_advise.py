@@ -63,7 +63,7 @@ def assert_agreement(cells: Sequence[Cell]) -> None:
         assert advice.mode not in {slower for slower, faster in find_slower_pairs(comparisons) if faster in modes}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("num_blocks", "noise"), [(5, 0.01), (5, 0.04), (9, 0.002), (3, 0.01)])
 def test_advice_agrees_with_the_verdicts_of_the_report(num_blocks: int, noise: float) -> None:
     for seed in range(4):
@@ -211,6 +211,7 @@ def as_typed(rows: list[Row], typed: str) -> list[Row]:
     return [replace(each, facts={"command_line": typed}) for each in rows]
 
 
+@pytest.mark.slow
 def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
     rows = as_typed(blocks(3, naive=1.80, mps=1.79), TYPED)
     found = study(*rows)

@@ -84,6 +84,7 @@ def test_the_page_on_mig_serving_has_the_gpus_of_each_method(capsys, parva_profi
         assert saved == f"{100 * (1 - exact / undivided):.0f} %"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "published"), [(0, 2), (1, 3), (2, 5), (3, 7)])
 def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, capsys, parva_profile, number, published):
     services = scenario(number)
@@ -99,7 +100,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 400))]
 )
@@ -358,6 +359,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     assert status == 2 and "services.yaml row 3: not valid YAML" in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     path = demand(tmp_path, scenario(0))
     argv = ["compare", path, "--profile", parva_profile]

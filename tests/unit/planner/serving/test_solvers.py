@@ -47,6 +47,7 @@ def many(num_services, seed=0):
     return problem.build_problem(Demand(services=tuple(services)), Profile(rows=tuple(rows)), [model])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("searches_by_rounds")
 def test_the_greedy_plan_is_near_the_optimum_and_searches_are_not_worse():
     stated = many(20)
@@ -69,6 +70,7 @@ def test_a_search_ends_at_its_time_limit(explore, monkeypatch):
     assert len(found) <= len(first) and next(ticks) == 6  # once before, then in each round
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
 def test_a_search_makes_small_what_it_is_told(explore):
     """Not only the number of GPUs: here also how much of a service is lost with one of them."""

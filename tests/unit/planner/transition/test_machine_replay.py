@@ -190,7 +190,7 @@ def test_killed_everywhere_the_next_start_goes_on_or_puts_back(
     assert points > 90 and put_back > 9
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [0, 2, 5])
 def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     bench: Bench, skip: int, capsys: pytest.CaptureFixture[str]
@@ -253,6 +253,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
     assert bench.file.read() == before
 
 
+@pytest.mark.slow
 def test_another_transition_waits_for_the_end_of_the_first(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     planned = bench.plan(1)
     assert killed_at(60, bench.replay)

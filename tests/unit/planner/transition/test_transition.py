@@ -125,6 +125,7 @@ def lowest_by_trying(planned: Transition, service: str) -> float:
     return least
 
 
+@pytest.mark.slow
 def test_the_least_that_a_service_has_is_what_trying_every_set_of_steps_finds() -> None:
     looked_at = 0
     for seed in range(60):

@@ -106,12 +106,12 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
     # Nor does it happen if the plan were let through.
     group = machine.group(scenario, "[]", exclusive=exclusive)
     group = dataclasses.replace(group, gpu=dataclasses.replace(group.gpu, admin=None))
-    there = sorted(machine.folder.iterdir())
+    files = sorted(machine.folder.iterdir())
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
         pytest.fail("was not refused")
     assert machine.changes() == []
     assert machine.settings == before
-    assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
+    assert sorted(machine.folder.iterdir()) == files  # no journal, no pipe folder
 
 
 @pytest.mark.sampled(2)
@@ -142,7 +142,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     assert commands.do and commands.undo
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
 def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, exclusive: bool) -> None:
     overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from pipeline.base.domain.marks import NO_MARKS
 from pipeline.gpu.selftest import health_checks as judged
 from pipeline.prepare.device import gpu_health, nvml
 from pipeline.prepare.device.gpu_health import Health, Xid
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state_file import Health as SimulatedHealth
 from tests.support import simulated
@@ -32,15 +30,12 @@ RECORDS = LOG.replace("MMU Fault\n SUB", "MMU Fault\r SUB").split("\n")
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
-    machine = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
-    with install_driver(machine.file.path):
+    with simulated.Machine.installed(tmp_path / "machine", "h100_80gb") as machine:
         yield machine
 
 
 def ill(machine: simulated.Machine, **what: Any) -> Health:
-    with machine.file.change() as cell:
-        gpu = dataclasses.replace(cell.state.gpus[0], health=SimulatedHealth(**what))
-        cell.state = cell.state.replace_gpu(0, gpu)
+    machine.change(health=SimulatedHealth(**what))
     return gpu_health.read(machine.rehearsed)
 
 
@@ -56,7 +51,7 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
 
 
 @pytest.mark.parametrize(
-    ("what", "item", "said"),
+    ("what", "item", "text"),
     [
         ({"ecc_uncorrected_now": 2}, "uncorrected ECC errors", "memory was corrupted"),
         ({"is_remap_pending": True, "rows_remapped_uncorrectable": 1}, "remapped rows", "are pending for remapping"),
@@ -66,19 +61,19 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
     ],
 )
 def test_each_fault_is_named_with_its_remedy(
-    machine: simulated.Machine, what: dict[str, Any], item: str, said: str
+    machine: simulated.Machine, what: dict[str, Any], item: str, text: str
 ) -> None:
     reported = troubles(ill(machine, **what))
     assert reported.keys() == {item}
-    assert said in reported[item]
+    assert text in reported[item]
 
 
 def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
     read = ill(machine, ecc_uncorrected_ever=3, rows_remapped_uncorrectable=2, rows_remapped_correctable=1)
     assert troubles(read) == {}
-    said = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
-    assert said["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
-    assert said["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
+    texts = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
+    assert texts["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
+    assert texts["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
 
 
 def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Machine) -> None:

@@ -49,6 +49,7 @@ def test_mig_devices_of_a_gpu_are_held_side_by_side_and_the_gpu_by_nobody_meanwh
         pytest.fail("a part of what is held")
 
 
+@pytest.mark.slow
 def test_a_killed_holder_leaves_no_lock_even_if_its_children_live(tmp_path):
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=environ)

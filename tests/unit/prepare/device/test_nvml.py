@@ -226,8 +226,8 @@ def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: Nv
 
 def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> None:
     library.hide_memory(of=os.getpid())
-    ours = Process(pid=os.getpid(), name="unknown to the driver", memory_mib=7)
-    library.change(processes=(ours, Process(pid=1, name="unknown as well", memory_mib=5, kind="G")))
+    process = Process(pid=os.getpid(), name="unknown to the driver", memory_mib=7)
+    library.change(processes=(process, Process(pid=1, name="unknown as well", memory_mib=5, kind="G")))
     library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
     first, second = gpu_reader.list_processes(UUID)
     assert (first.pid, first.kind, first.memory_mib) == (1, "graphics", 5.0)
@@ -253,8 +253,8 @@ def test_a_list_of_processes_that_cannot_be_had_is_never_empty(library: NvmlLibr
 
 
 def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_index(library: NvmlLibrary) -> None:
-    whole = ComputeInstance(id=0, profile_id=0, start=0, size=1)
-    instance = GpuInstance(id=9, profile_id=19, start=0, size=1, compute_instances=(whole,))
+    part = ComputeInstance(id=0, profile_id=0, start=0, size=1)
+    instance = GpuInstance(id=9, profile_id=19, start=0, size=1, compute_instances=(part,))
     inside = Process(pid=700, name="python3", memory_mib=10, gpu_instance_id=9, compute_instance_id=0)
     library.change(mig_current=True, mig_pending=True, instances=(instance,), processes=(inside,))
     by_index = library.functions["nvmlDeviceGetMigDeviceHandleByIndex"]

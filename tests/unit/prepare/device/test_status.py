@@ -40,7 +40,7 @@ PROFILE_2G = 14
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept(simulated.Machine):
+class UserMachine(simulated.Machine):
     """A simulated machine that outlives studies, with a folder for locks and journals."""
 
     ask: Callable[..., tuple[int, Any]]
@@ -84,21 +84,14 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
 
 
 @pytest.fixture
-def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> Kept:
+def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> UserMachine:
     def call(command: str, *arguments: str, **options: bool) -> tuple[int, Any]:
         return ask(command, "--machine", str(tmp_path / "machine.json"), *arguments, **options)
 
-    return Kept.make(tmp_path, "a100_40gb", "h100_80gb", locks=tmp_path / "locks", ask=call)
+    return UserMachine.make(tmp_path, "a100_40gb", "h100_80gb", locks=tmp_path / "locks", ask=call)
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
-
-
-def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
+def test_a_divided_gpu_with_its_users_is_told(a100: UserMachine, sleeper: int) -> None:
     a100.leave(0, 4)
     with install_driver(a100.file.path):
         first, second = status.read_state(a100.gpu.uuid).devices
@@ -138,12 +131,12 @@ def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
         assert words in text
 
 
-def nvml_device(kept: Kept) -> Any:
-    with install_driver(kept.file.path):
+def nvml_device(machine: UserMachine) -> Any:
+    with install_driver(machine.file.path):
         return nvml.list_devices()[0]
 
 
-def test_to_look_changes_nothing_and_holds_nothing(a100: Kept) -> None:
+def test_to_look_changes_nothing_and_holds_nothing(a100: UserMachine) -> None:
     a100.leave(0)
     before = a100.gpu, a100.journal.path.read_bytes(), sorted(a100.locks.rglob("*"))
     assert a100.ask("status")[0] == 1
@@ -152,7 +145,7 @@ def test_to_look_changes_nothing_and_holds_nothing(a100: Kept) -> None:
         pass
 
 
-def test_what_only_administrators_see_is_said_and_not_shown_as_empty(a100: Kept) -> None:
+def test_what_only_administrators_see_is_said_and_not_shown_as_empty(a100: UserMachine) -> None:
     a100.leave(0)
     with a100.file.change() as cell:
         fault = Fault(function="nvmlDeviceGetGpuInstances", code=codes.NO_PERMISSION, times=None)
@@ -170,7 +163,7 @@ def test_what_only_administrators_see_is_said_and_not_shown_as_empty(a100: Kept)
 MEMORY = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
 
-def test_a_gpu_that_does_not_answer_still_has_its_journal_told(a100: Kept) -> None:
+def test_a_gpu_that_does_not_answer_still_has_its_journal_told(a100: UserMachine) -> None:
     a100.leave(0)
     with a100.file.change() as cell:
         fault = Fault(function="nvmlDeviceGetComputeRunningProcesses_v3", code=15, times=None, gpu=0)
@@ -181,14 +174,14 @@ def test_a_gpu_that_does_not_answer_still_has_its_journal_told(a100: Kept) -> No
     assert len(answer["gpus"][0]["steps"]) == 2
 
 
-def test_names_from_others_do_not_steer_the_terminal(a100: Kept) -> None:
+def test_names_from_others_do_not_steer_the_terminal(a100: UserMachine) -> None:
     Clients(a100.file).hold(a100.gpu.uuid, 4242, "evil\x1b[2J", 1, never_ends=True)
     _, text = a100.ask("status", as_json=False)
     assert "evil?[2J" in text
     assert "\x1b" not in text
 
 
-def test_clean_undoes_newest_first_and_once(a100: Kept) -> None:
+def test_clean_undoes_newest_first_and_once(a100: UserMachine) -> None:
     before = a100.file.read().gpus
     a100.leave(0, 4)
     code, answer = a100.ask("clean")
@@ -203,7 +196,7 @@ def test_clean_undoes_newest_first_and_once(a100: Kept) -> None:
     assert a100.ask("status")[0] == 0
 
 
-def test_clean_of_one_gpu_leaves_the_other(a100: Kept) -> None:
+def test_clean_of_one_gpu_leaves_the_other(a100: UserMachine) -> None:
     a100.leave(0)
     assert a100.ask("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
     assert len(a100.gpu.instances) == 1
@@ -211,7 +204,7 @@ def test_clean_of_one_gpu_leaves_the_other(a100: Kept) -> None:
     assert a100.gpu.instances == ()
 
 
-def leave_on_a_part(a100: Kept, scratch: Path) -> Any:
+def leave_on_a_part(a100: UserMachine, scratch: Path) -> Any:
     """A MIG device of GPU 0 with the journal of a study on it that was killed."""
     a100.driver.set_mig_mode(0, is_on=True)
     for start in (0, 4):
@@ -224,29 +217,29 @@ def leave_on_a_part(a100: Kept, scratch: Path) -> Any:
 
 @pytest.mark.parametrize("is_real", [False, True])
 def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
-    a100: Kept, ask: Callable[..., tuple[int, Any]], scratch: Path, is_real: bool
+    a100: UserMachine, ask: Callable[..., tuple[int, Any]], scratch: Path, is_real: bool
 ) -> None:
     part = leave_on_a_part(a100, scratch)
     Clients(a100.file).hold(part.uuid, os.getppid(), "train", 400)
     a100.journal.add("mig_mode", **a100.control().to_record())
-    asked = ask if is_real else a100.ask
+    run_command = ask if is_real else a100.ask
     with install_driver(a100.file.path) if is_real else contextlib.nullcontext():
-        code, answer = asked("status", "--gpu", "0")
+        code, answer = run_command("status", "--gpu", "0")
         assert (code, [gpu["uuid"] for gpu in answer["gpus"]]) == (1, [a100.gpu.uuid, part.uuid])
-        assert len(asked("status")[1]["gpus"]) == 3
-        _, text = asked("status", "--gpu", part.uuid, as_json=False)
+        assert len(run_command("status")[1]["gpus"]) == 3
+        _, text = run_command("status", "--gpu", part.uuid, as_json=False)
         assert "memory:    400 MiB used of 9856 MiB" in text
         assert f"MIG:       a MIG device of {a100.gpu.uuid}" in text
         assert "instance:" not in text
-        assert asked("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
-        code, answer = asked("clean", "--gpu", "0")
+        assert run_command("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
+        code, answer = run_command("clean", "--gpu", "0")
     undone = [(gpu["uuid"], gpu["undone"]) for gpu in answer["gpus"]]
     # What is on a MIG device first: it keeps the instances.
     assert undone == [(part.uuid, [f"end the MPS daemon in {scratch / 'pipe'}"]), (a100.gpu.uuid, [])]
     assert (code, len(a100.gpu.instances)) == (1, 2)
 
 
-def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) -> None:
+def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: UserMachine, scratch: Path) -> None:
     part = leave_on_a_part(a100, scratch)
     myself = f"{host_info.user_name()} (pid {os.getpid()}, started in {Path.cwd()})"
     with lease.hold(part, a100.locks):
@@ -262,7 +255,7 @@ def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) ->
     assert a100.ask("status", "--gpu", "0")[1]["gpus"][0]["mig_devices_held_by"] == {}
 
 
-def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
+def test_clean_while_a_study_runs_is_refused_with_its_name(a100: UserMachine) -> None:
     a100.leave(0)
     before = a100.gpu
     with lease.hold(nvml_device(a100), a100.locks):
@@ -273,7 +266,7 @@ def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
     assert len(a100.journal.read_steps()) == 2
 
 
-def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: int) -> None:
+def test_clean_touches_nothing_that_is_not_in_the_journal(a100: UserMachine, sleeper: int) -> None:
     a100.leave(0)
     foreign = a100.driver.create_gpu_instance(0, PROFILE_2G, 4)
     a100.driver.create_compute_instance(0, foreign.id)
@@ -284,7 +277,7 @@ def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: i
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
 
 
-def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a100: Kept) -> None:
+def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a100: UserMachine) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     foreign = a100.driver.create_gpu_instance(0, PROFILE_2G, 4)
     for _ in range(2):
@@ -299,7 +292,10 @@ def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a1
     assert f"2g.10gb at 4:2: CI 0 (1c) {uuids[0]}, CI 1 (1c) {uuids[1]}" in text
 
 
-def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_clean_names_what_stays_with_its_remedy(
+    a100: UserMachine, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mig_control, "_RETRY_LIMIT_S", 0.0)
     a100.leave(0, 4)
     with install_driver(a100.file.path):
@@ -317,7 +313,8 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
     assert a100.gpu.instances == ()
 
 
-def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
+@pytest.mark.slow
+def test_a_foreign_mps_daemon_lives_on(a100: UserMachine, scratch: Path) -> None:
     program = write_program(scratch)
     daemons = {}
     for whose in ("ours", "theirs"):
@@ -336,7 +333,9 @@ def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
         daemons["theirs"].ask("quit")
 
 
-def test_a_journal_of_another_user_is_named_and_never_carried_out(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_another_user_is_named_and_never_carried_out(
+    a100: UserMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a100.leave()
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     code, answer = a100.ask("status", "--gpu", "0")
@@ -352,7 +351,7 @@ def test_a_journal_of_another_user_is_named_and_never_carried_out(a100: Kept, mo
 
 
 def test_journals_of_gpus_that_are_not_there_are_told_and_kept(
-    ask: Callable[..., tuple[int, Any]], tmp_path: Path, a100: Kept
+    ask: Callable[..., tuple[int, Any]], tmp_path: Path, a100: UserMachine
 ) -> None:
     a100.leave(0)
     code, answer = ask("status")
@@ -455,14 +454,14 @@ def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_on
             processes.end(spool_id, 0.1)
 
 
-def test_a_question_that_cannot_be_answered_as_put_is_status_2(a100: Kept, tmp_path: Path) -> None:
+def test_a_question_that_cannot_be_answered_as_put_is_status_2(a100: UserMachine, tmp_path: Path) -> None:
     assert a100.ask("status", "--gpu", "7")[0] == 2
     assert a100.ask("clean", "--gpu", "GPU-")[0] == 2
     assert main(["status", "--machine", str(tmp_path / "absent")]) == 2
     assert main(["status", "--lock-dir", str(tmp_path / "absent")]) == 2
 
 
-def test_a_question_does_not_keep_a_study_from_its_device(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_does_not_keep_a_study_from_its_device(a100: UserMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks holds the lock for a moment, which a study that starts then waits for."""
     monkeypatch.setattr(lease, "_PATIENCE_S", 60.0)  # the other one's end takes longer than a moment on a busy machine
     device = nvml_device(a100)

@@ -1,14 +1,16 @@
-"""uv trusts what pip trusts, unless the user has told it whom to trust."""
+"""Certificates for downloads, and the files and folders that an environment trusts."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import ssl
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env import certificates, uv
+from pipeline.prepare.env import certificates, trust, uv
 from pipeline.prepare.env.builder import Builder
 
 SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
@@ -74,8 +76,8 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    first, _, *others = map(str, certificates._list_config_files())
-    assert [first, *others] == [
+    first, _, *later_files = map(str, certificates._list_config_files())
+    assert [first, *later_files] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]
@@ -136,3 +138,53 @@ def test_a_package_index_that_uv_refuses_has_its_remedy(monkeypatch, places, pri
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
     lines = str(refused.value).splitlines()
     assert lines[-1].strip() == printed.splitlines()[-1] if remedy is None else remedy in lines[-1]
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "bin" / "program"
+    path.parent.mkdir()
+    path.touch(0o755)
+    return path
+
+
+def swap(program: Path, how: str) -> None:
+    """Make it possible that somebody else put the program there."""
+    if how == "file":
+        program.chmod(0o777)
+    elif how == "folder":
+        program.parent.chmod(0o777)
+    elif how == "gone":
+        shutil.rmtree(program.parent)
+        program.parent.parent.chmod(0o1777)
+    else:
+        program.parent.parent.joinpath("open").mkdir()
+        program.parent.parent.joinpath("open").chmod(0o777)
+        program.rename(program.parent.parent / "open" / "moved")
+        program.symlink_to("../open/moved")
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
+def test_a_program_that_others_could_have_put_there_is_known(program, how):
+    assert trust.find_replaceable_part(program) is None
+    swap(program, how)
+    assert trust.find_replaceable_part(program) is not None
+
+
+def test_a_link_to_a_program_of_ours_is_trusted(tmp_path, program):
+    link = tmp_path / "link"
+    link.symlink_to("bin/../bin/program")
+    assert trust.find_replaceable_part(link) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_program_of_another_user_is_not_trusted(program):
+    assert trust.find_replaceable_part(program) is None
+    os.chown(program.parent, 4242, 0)
+    assert trust.find_replaceable_part(program) == program.parent
+
+
+def test_links_that_lead_nowhere_end(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert trust.find_replaceable_part(tmp_path / "a") is None

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import EnvTool, Interpreter
+from pipeline.base.domain.records import EnvTool
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
@@ -22,7 +21,7 @@ from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.support.packages import VERSION, Channel, project, wheel
+from tests.support.packages import VERSION, Channel, project, run_python, wheel
 
 pytest.importorskip("rattler")
 
@@ -41,26 +40,17 @@ def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return lambda file, **options: CondaEnv(str(file), cache_root=str(tmp_path / "cache"), **options).resolve()
 
 
-def run(interpreter: Interpreter, program: str, **environ: str) -> str:
-    """What a program prints in the environment, with the variables that a job would get."""
-    variables = os.environ | environ | dict(interpreter.environ)
-    done = subprocess.run(
-        [interpreter.python, "-c", program], env=variables, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_an_environment_holds_what_its_file_says_and_nothing_of_the_orchestrators(channel, resolve, tmp_path):
     interpreter = resolve(channel.environment_yml(tmp_path / "environment.yml", "tiny=1"))
-    assert run(interpreter, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert run_python(interpreter, "import tiny; print(tiny.VERSION)") == "1.0"
     (tmp_path / "path").mkdir()
     (tmp_path / "path/stray.py").write_text("")
     find = "import importlib.util as u; print([u.find_spec(n) is None for n in ('stray', 'hydra', 'mlflow')])"
-    assert run(interpreter, find, PYTHONPATH=str(tmp_path / "path")) == "[True, True, True]"
+    assert run_python(interpreter, find, PYTHONPATH=str(tmp_path / "path")) == "[True, True, True]"
     assert interpreter.to_build is None
 
 
+@pytest.mark.slow
 def test_the_variables_are_those_of_an_activated_environment(channel, resolve, tmp_path):
     script = 'export TINY_HOME="$CONDA_PREFIX/share"\necho a script that talks\n'
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": script})
@@ -70,9 +60,10 @@ def test_the_variables_are_those_of_an_activated_environment(channel, resolve, t
     prefix = str(interpreter.python.parent.parent)
     assert environ["TINY_HOME"] == f"{prefix}/share" and environ["COLOUR"] == "deep blue"
     assert environ["CONDA_PREFIX"] == prefix and environ["PATH"].split(":")[0] == f"{prefix}/bin"
-    assert run(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
+    assert run_python(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "echo no licence 1>&2; exit 3\n"})
     with pytest.raises(ConfigError, match=r"e\.yml cannot be activated.*no licence"):
@@ -85,6 +76,7 @@ def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(cha
         resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
 
 
+@pytest.mark.slow
 def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
     interpreter = resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1"))
     archive = channel.root / "noarch/tiny-1.0-0.tar.bz2"
@@ -112,7 +104,7 @@ def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_
     assert again.python != original.python
     assert again.lock == original.lock and again.lock_digest == original.lock_digest
     versions = "import os, tiny, tinywheel; print(tiny.VERSION, tinywheel.VERSION, os.environ['COLOUR'])"
-    assert run(again, versions) == run(original, versions) == "2.0 3.0 blue"
+    assert run_python(again, versions) == run_python(original, versions) == "2.0 3.0 blue"
     assert resolve(lock).python == again.python
 
 
@@ -125,7 +117,7 @@ def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolv
         archive.writestr("more.py", "VERSION = 'changed'")
     second = resolve(file)
     assert second.lock_digest != first.lock_digest
-    assert run(second, "import more; print(more.VERSION)") == "changed"
+    assert run_python(second, "import more; print(more.VERSION)") == "changed"
 
 
 @pytest.mark.slow
@@ -218,12 +210,12 @@ def test_without_a_file_the_environment_is_the_one_that_the_networks_need(tmp_pa
     (committed,) = [conda_file.read(PROJECT_DIR / "workloads/environment.yml")]
     assert committed.channels == ("conda-forge",) and committed.pip == ()
     lines = (PROJECT_DIR / "workloads/requirements.txt").read_text().splitlines()
-    wanted = {line for line in lines if not line.startswith("#")}
+    requirements = {line for line in lines if not line.startswith("#")}
     python, *packages = committed.specs
     assert python.startswith("python=")
-    assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == wanted
+    assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == requirements
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
-    assert wanted <= set(project["dependencies"]), "what runs in the orchestrator's environment runs there"
+    assert requirements <= set(project["dependencies"]), "what runs in the orchestrator's environment runs there"
 
 
 def test_no_such_file_is_refused(tmp_path):

@@ -199,6 +199,7 @@ def test_without_a_prefix_the_error_says_what_to_give():
         ExistingEnv()
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_mix_may_have_environments_of_their_own(prefix, make_plan, monkeypatch):
     monkeypatch.chdir(prefix.parent)
     (prefix.parent / "train.py").write_text("")
@@ -209,7 +210,7 @@ def test_the_jobs_of_a_mix_may_have_environments_of_their_own(prefix, make_plan,
     assert group.jobs[0].workload.digest != group.jobs[1].workload.digest
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["conda", "venv"])
 def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(tmp_path, kind, monkeypatch):
     pytest.importorskip("rattler")

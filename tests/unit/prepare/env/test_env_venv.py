@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -17,7 +16,7 @@ from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env import probe, requirements
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.support.packages import VERSION, project, wheel
+from tests.support.packages import VERSION, project, run_python, wheel
 
 pytest.importorskip("uv")
 OFFLINE = "--no-index\n--find-links wheels\n"
@@ -47,12 +46,8 @@ def change(archive: Path) -> None:
         content.writestr("more.py", "")
 
 
-def version_of(interpreter: Interpreter, module: str = "tiny") -> str:
-    program = f"import {module}; print({module}.VERSION)"
-    environ = os.environ | dict(interpreter.environ)
-    done = subprocess.run([interpreter.python, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def version_of(interpreter: Interpreter) -> str:
+    return run_python(interpreter, "import tiny; print(tiny.VERSION)")
 
 
 def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
@@ -63,6 +58,7 @@ def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
     assert environ["VIRTUAL_ENV"] == str(interpreter.python.parent.parent) and environ["PYTHONPATH"] == ""
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, tmp_path):
     write(tmp_path / "more.txt", "tiny<2 # the older\n")
     file = write(tmp_path / "requirements.txt", OFFLINE + "-r more.txt\n")
@@ -71,6 +67,7 @@ def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, t
     assert env_lock.read_request(resolve(file).lock) == requested
 
 
+@pytest.mark.slow
 def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_too(resolve, tmp_path, wheels):
     original = resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny\n"))
     wheel(wheels, "tiny", "9.0")
@@ -123,11 +120,11 @@ def test_the_same_text_beside_other_archives_is_another_environment(tmp_path, li
     def key(folder: str) -> str:
         return VenvEnv(str(write(tmp_path / folder / "requirements.txt", line)), cache_root=str(tmp_path)).key
 
-    mine, theirs = key("mine"), key("theirs")
-    assert mine != theirs
+    first_key, second_key = key("mine"), key("theirs")
+    assert first_key != second_key
     wheel(tmp_path / "mine", "tiny", "1.0")
-    assert line.startswith("--") == (key("mine") != mine)  # one that is named is looked at once it is installed
-    assert key("theirs") == theirs
+    assert line.startswith("--") == (key("mine") != first_key)  # one that is named is looked at once it is installed
+    assert key("theirs") == second_key
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "pylock.toml"])
@@ -136,6 +133,7 @@ def test_a_project_of_the_same_text_in_another_folder_is_another_one(tmp_path, n
     assert len({VenvEnv(str(file), cache_root=str(tmp_path)).key for file in files}) == 2
 
 
+@pytest.mark.slow
 def test_an_interpreter_is_named_from_the_working_directory(resolve, tmp_path, monkeypatch):
     (tmp_path / "mypython").symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
@@ -169,7 +167,7 @@ def uv(*arguments: str, folder: Path) -> None:
     subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
 def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheels, text):
     path = tmp_path / WHEEL
@@ -180,7 +178,7 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheel
     assert resolve(file).lock_digest != first.lock_digest
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
 def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_path, capsys, name):
     write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
@@ -211,7 +209,7 @@ def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     assert version_of(resolve(file)) == version_of(resolve(tmp_path / "uv.lock")) == "1.0"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -45,8 +45,8 @@ FIRST_UNKNOWN_QUERY = 17
 class MigLibrary(NvmlLibrary):
     """NVML of GPUs whose MIG profiles are `answers`; the driver refuses the numbers that it does not know."""
 
-    def __init__(self, folder: Path, *others: str) -> None:
-        super().__init__(folder, *others)
+    def __init__(self, folder: Path, *missing: str) -> None:
+        super().__init__(folder, *missing)
         self.functions |= {
             "nvmlDeviceGetGpuInstanceProfileInfoV": self.tell_profile,
             "nvmlDeviceGetGpuInstancePossiblePlacements_v2": self.tell_placements,
@@ -92,9 +92,9 @@ def test_a_row_of_the_table_agrees_with_itself(model: dict[str, Any], row: dict[
     assert max(starts) + row["memory_slices"] <= model["memory_slices"]
     assert row["compute_slices"] * row["max_instances"] <= model["compute_slices"]
     assert set(row["source"]) <= set(TABLE["sources"])
-    for key, whole in (("sm", "sm_total"), ("memory_mib", "memory_mib_total")):
-        if row[key] is not None and model[whole] is not None:
-            assert 0 < row[key] <= model[whole]
+    for key, total in (("sm", "sm_total"), ("memory_mib", "memory_mib_total")):
+        if row[key] is not None and model[total] is not None:
+            assert 0 < row[key] <= model[total]
 
 
 def test_names_and_ids_are_unique_within_a_model() -> None:
@@ -146,14 +146,14 @@ def test_a_model_that_is_not_known_is_an_error() -> None:
 
 def test_the_selector_picks_the_gpu(tmp_path: Path) -> None:
     with installed(MigLibrary(tmp_path, OTHER_UUID)) as library:
-        asked = []
+        calls = []
         original = library.functions["nvmlDeviceGetHandleByUUID"]
         library.functions["nvmlDeviceGetHandleByUUID"] = lambda uuid, handle: (
-            asked.append(uuid.value.decode()) or original(uuid, handle)
+            calls.append(uuid.value.decode()) or original(uuid, handle)
         )
         profiles.find_gpu("1")
         profiles.find_gpu(UUID)
-        assert asked == [OTHER_UUID, UUID]
+        assert calls == [OTHER_UUID, UUID]
         with pytest.raises(ConfigError, match="matches 0 GPUs"):
             profiles.find_gpu("2")
 

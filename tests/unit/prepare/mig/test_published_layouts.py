@@ -1,25 +1,37 @@
-"""Every legal layout of every model, against the placements, numbers of instances and engines that NVIDIA publishes.
-
-The expected layouts are found by another rule set than the project's: from the stored rows, place by place.
-"""
+"""Every legal MIG layout of every model, against the published tables and through the commands that make it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.base.domain import mig_table
+from pipeline.base.domain.records import Group
+from pipeline.base.system import helper_program
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.prepare.mig import layouts, profiles
+from pipeline.prepare.device import nvml, smi_commands
+from pipeline.prepare.mig import compute, layouts, profiles
+from pipeline.prepare.mig.layouts import Instance, Layout
+from pipeline.prepare.mig.mig_state import read_state
 from pipeline.prepare.mig.profiles import MigGpu, Profile
+from pipeline.prepare.sharing.mig import Mig
+from pipeline.simulation import nvidia_smi
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import queries
-from pipeline.simulation.machine.state_file import GpuInstance
+from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
+from tests.support.simulated import Machine
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())
@@ -67,7 +79,7 @@ def find_row(name: str) -> dict[str, Any]:
 def iterate_layouts(model: dict[str, Any]) -> Iterator[Places]:
     """Yield each set of places that the published limits allow, with the whole GPU's engines as what there is."""
     rows = model["gi_profiles"]
-    whole = max(rows, key=lambda row: row["memory_slices"])["engines"]
+    num_engines = max(rows, key=lambda row: row["memory_slices"])["engines"]
     places = sorted(
         (place["start"], place["size"], number) for number, row in enumerate(rows) for place in row["placements"]
     )
@@ -81,7 +93,7 @@ def iterate_layouts(model: dict[str, Any]) -> Iterator[Places]:
         return all(
             most is None
             or sum((rows[number]["engines"][kind] or 0) * count for number, count in counts.items()) <= most
-            for kind, most in whole.items()
+            for kind, most in num_engines.items()
         )
 
     def extend(chosen: tuple[tuple[int, int, int], ...], first: int) -> Iterator[Places]:
@@ -162,9 +174,9 @@ def test_mixed_requests_are_placed_exactly_if_a_layout_has_them(name: str) -> No
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_layout_grows_around_what_stays_wherever_there_is_room(name: str) -> None:
     gpu, choose = profiles.load_model(name), random.Random(2)
-    every = sorted(map(sorted, list_legal(name)))
+    legal = sorted(map(sorted, list_legal(name)))
     for _ in range(60):
-        stays = frozenset(choose.choice(every))
+        stays = frozenset(choose.choice(legal))
         for profile in gpu.profiles:
             possible = {start for start in profile.starts if stays | {(profile.name, start)} in list_legal(name)}
             possible -= {start for other, start in stays if other == profile.name}
@@ -177,9 +189,9 @@ def test_a_layout_grows_around_what_stays_wherever_there_is_room(name: str) -> N
 def test_the_simulated_driver_creates_every_layout_and_refuses_every_other(name: str) -> None:
     model, choose = mig_table.find(name), random.Random(3)
     by_name = {profile.name: profile for profile in model.profiles}
-    every = sorted(map(sorted, list_legal(name)))
+    legal = sorted(map(sorted, list_legal(name)))
     for _ in range(60):
-        places = frozenset(choose.choice(every))
+        places = frozenset(choose.choice(legal))
         starts = tuple(
             GpuInstance(id=number, profile_id=by_name[kind].id, start=start, size=by_name[kind].memory_slices)
             for number, (kind, start) in enumerate(places)
@@ -263,3 +275,106 @@ def test_the_engines_decide_which_instances_coexist_also_where_no_name_tells() -
     assert layouts.place(gpu, [plain, without, without, without]) is not None
     reason = "2 JPEG decoders of 1g.12gb and 1g.12gb+gfx, but the GPU has 1"
     assert layouts.explain_illegal(gpu, [plain, graphics]) == reason
+
+
+# How many layouts of each model are tried by default, at least.
+NUM_TRIED = 20
+
+
+class FixedMig(Mig):
+    """MIG with a layout that is given instead of planned."""
+
+    def __init__(self, layout: Layout, program: str) -> None:
+        super().__init__(program=program)
+        self.layout = layout
+
+    def _plan_layout(self, group: Group) -> Layout:
+        return self.layout
+
+
+def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
+    """One way to divide a GPU instance, or not to, another one for each number: all of it in parts of one width."""
+    width = (None, *compute.list_widths(profile))[number % (len(compute.list_widths(profile)) + 1)]
+    return () if width is None else (width,) * (profile.compute_slices // width)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine in memory, whose nvidia-smi runs in this process: files and syncing would take most of the time."""
+    states: dict[Path, State] = {}
+    monkeypatch.setattr(StateFile, "read", lambda self: states[self.path])
+    monkeypatch.setattr(StateFile, "faults", lambda self: states[self.path].faults)
+    monkeypatch.setattr(StateFile, "_write", lambda self, state: states.update({self.path: state}))
+    monkeypatch.setattr(StateFile, "_lock_file", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    machine = Machine.make(tmp_path)
+
+    def run(argv: Sequence[str], **_: Any) -> helper_program.Completed:
+        assert argv[0] == machine.programs["nvidia-smi"]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            status = nvidia_smi.main(["--state-file", str(machine.file.path), *argv[1:]])
+        return helper_program.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
+
+    monkeypatch.setattr(helper_program, "run", run)
+    monkeypatch.setattr(
+        smi_commands, "_find_writers", lambda uuid: []
+    )  # no other process: there is none to be looked for
+    return machine
+
+
+def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
+    """Make and restore the layouts of a model, from MIG off and from MIG on; returns how many times."""
+    by_name = {profile.name: profile for profile in profiles.load_model(name).profiles}
+    all_places = [
+        [(by_name[profile], start) for profile, start in places] for places in sorted(map(sorted, list_legal(name)))[1:]
+    ]
+    stride = len(all_places) // NUM_TRIED if is_sample else 1
+    num_tried = 0
+    for is_on in (False, True):
+        machine.file.create([name])
+        if is_on:
+            machine.driver.set_mig_mode(0, is_on=True)
+        with install_driver(machine.file.path):
+            (device,) = nvml.list_devices()
+            before, raw = read_state(device.uuid), machine.file.read()
+            for number, places in enumerate(all_places[::stride]):
+                instances = [
+                    Instance(job=job, profile=profile, start=start, parts=some_parts(profile, number))
+                    for job, (profile, start) in enumerate(places)
+                ]
+                devices = [
+                    (instance.profile.profile_id, instance.start)
+                    for instance in instances
+                    for _ in instance.device_names
+                ]
+                gpu = gpu_settings(lock_dir=machine.folder)
+                group = make_group(*["job"] * len(devices), device=device, gpu=gpu, scenario="mig")
+                scratch = machine.folder / "scratch"
+                scratch.mkdir()
+                sharing = FixedMig(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
+                with sharing.prepare(group, scratch) as slots:
+                    by_gi = {instance.id: (instance.profile_id, instance.start) for instance in machine.gpu.instances}
+                    assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == devices
+                    assert len({slot.visible_devices for slot in slots.slots}) == len(devices)
+                    assert len(by_gi) == len(places)
+                assert read_state(device.uuid) == before, places
+                assert machine.file.read() == raw, places
+                (scratch / "no-mps").rmdir()
+                scratch.rmdir()
+                num_tried += 1
+            assert not list(machine.folder.glob("*/*.journal"))
+    print(f"{name}: {num_tried} of {2 * len(all_places)} (layouts times starting modes) made and restored")
+    return num_tried
+
+
+@pytest.mark.slow
+def test_to_make_a_layout_and_restore_is_to_change_nothing(machine: Machine) -> None:
+    num_tried = sum(try_layouts(machine, name, is_sample=True) for name in mig_table.models())
+    assert num_tried >= 2 * NUM_TRIED * len(mig_table.models())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", mig_table.models())
+def test_to_make_any_layout_and_restore_is_to_change_nothing(machine: Machine, name: str) -> None:
+    try_layouts(machine, name, is_sample=False)

@@ -1,4 +1,4 @@
-"""The simulated control program answers as the one of an H100 80GB HBM3 did (driver 580.159.04; `data/h100_mps`)."""
+"""The simulated MPS control program against the recorded one, and what its logs say."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
+from pipeline.prepare.mps.logs import MpsLogs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import mig_devices, used_memory_mib
 from pipeline.simulation.machine.state_file import StateFile, mig_uuid
@@ -86,8 +87,8 @@ class Session:
             assert self.run(*command.split()[2:]) == answer, name
             return
         recorded = {"577": "<server>", "539": "<first>", "538": "<second>"}
-        mine = {who: pid for pid, who in self.names.items()}
-        question = _plain(command.split("'")[1], {pid: mine.get(who, pid) for pid, who in recorded.items()})
+        pids = {who: pid for pid, who in self.names.items()}
+        question = _plain(command.split("'")[1], {pid: pids.get(who, pid) for pid, who in recorded.items()})
         expected = _plain(answer, recorded)
         assert _plain(self.run(stdin=question), self.names) == expected, name
 
@@ -134,6 +135,7 @@ def recorded_listing(name: str) -> set[tuple[str, str]]:
     return {(row[0], row[-1]) for row in rows if len(row) == 9 and not row[-1].startswith(".")}
 
 
+@pytest.mark.slow
 def test_the_recorded_session_word_for_word(session):
     file = StateFile(session.folder / "machine.json")
     file.create(["h100_80gb"])
@@ -232,6 +234,7 @@ def test_a_new_daemon_can_take_the_folder_of_a_killed_one(session):
     assert session.run(stdin="quit") == "exit 0\n"
 
 
+@pytest.mark.slow
 def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
     write_program(session.folder, faults=["fault_on_client"])
     session.run("-d")
@@ -270,6 +273,7 @@ def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daem
     assert session.run(stdin="quit") == "exit 0\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("visible", "held"), [(None, [66, 66]), ("1", [0, 66]), ("", [0, 0])])
 def test_the_server_is_on_the_devices_that_cuda_shows_to_its_daemon(session, visible, held):
     file = StateFile(session.folder / "machine.json")
@@ -327,3 +331,41 @@ def test_a_daemon_that_is_killed_before_it_answers_is_not_there(capsys) -> None:
         assert control_program._ask(Path(folder), "get_server_list") == 1
         thread.join()
     assert capsys.readouterr().out == "Cannot find MPS control daemon process\n"
+
+
+REPORT = DATA / "mps_control"
+
+
+def make_logs(folder: Path, control: Path | None = None, server: Path | None = None) -> MpsLogs:
+    for name, source in (("control.log", control), ("server.log", server)):
+        if source is not None:
+            (folder / name).write_bytes(source.read_bytes())
+    return MpsLogs(folder=folder)
+
+
+def test_a_server_that_exits_is_told_with_the_lines_that_say_why(tmp_path: Path) -> None:
+    control, server = REPORT / "mps_control_server_exits_1.log", REPORT / "mps_server_failed_to_start.log"
+    logs = make_logs(tmp_path, control, server)
+    assert logs.has_server_ended()
+    assert not logs.is_server_ready(95)
+    assert logs.explain() == (
+        "; server.log: Failed to start : invalid argument"
+        "; control.log: Server encountered a fatal exception. Shutting down / Server 95 exited with status 1"
+    )
+
+
+def test_a_recorded_start_is_ready_and_questions_explain_nothing(tmp_path: Path) -> None:
+    control = (RECORDED / "control_log.txt").read_text()
+    before_quit = control.partition("Try shutting down server")[0]
+    (tmp_path / "control.log").write_text(before_quit)
+    logs = MpsLogs(folder=tmp_path)
+    assert logs.is_server_ready(577)
+    assert not logs.is_server_ready(57)
+    assert not logs.has_server_ended()
+    assert "UI closed" not in logs.explain()
+    assert "credentials" not in logs.explain()
+
+
+def test_logs_that_are_not_there_explain_nothing(tmp_path: Path) -> None:
+    logs = MpsLogs(folder=tmp_path / "gone")
+    assert (logs.explain(), logs.has_server_ended(), logs.is_server_ready(1)) == ("", False, False)

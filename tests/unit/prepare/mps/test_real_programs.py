@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from pipeline.simulation.mps.control_program import write_program
 from tests.conftest import DATA
 from tests.support import nvidia_packages
 from tests.support.rows import gpu_settings, group
+from tests.support.waiting import wait_until
 from tests.unit.simulation.test_command_answers import make_answers
 
 pytestmark = pytest.mark.covers("pipeline/simulation/mps", "tests/support/nvidia_packages.py")
@@ -133,6 +133,7 @@ def test_the_simulated_program_answers_each_command_as_the_real_one(real: Real, 
         assert session.run(stdin="quit\n") == ([], 0)
 
 
+@pytest.mark.sampled(1)
 def test_the_simulated_daemon_starts_ends_and_logs_as_the_real_one(real: Real) -> None:
     simulated = Session(write_program(real.folder, branch=real.branch), real.folder / "s")
     session = Session(real.program, real.folder / "r", **use_stand_in(real))
@@ -168,13 +169,6 @@ def use_stand_in(real: Real) -> dict[str, str]:
     (real.folder / "bin").mkdir()
     nvidia_packages.write_server(real.folder / "bin")
     return nvidia_packages.environ_of(real.branch, real.programs, server_in=real.folder / "bin")
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager

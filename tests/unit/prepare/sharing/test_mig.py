@@ -1,4 +1,4 @@
-"""MIG groups over the simulated driver, with nvidia-smi as a program: however a group ends, the GPU is as it was."""
+"""MIG groups over the simulated driver: however a group ends, the GPU is as it was."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,21 +18,25 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Group, Job
+from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
+from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
-from pipeline.prepare.device import nvml
-from pipeline.prepare.mig import mig_smi
+from pipeline.prepare.device import device_choice, nvml
+from pipeline.prepare.mig import assignment, mig_smi
 from pipeline.prepare.sharing.mig import Mig
-from pipeline.simulation.install import install_driver
+from pipeline.prepare.sharing.mps import Mps
+from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Clients
 from tests.support import simulated
+from tests.support.killed import run_killed
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
 KINDS = ("-mig", "-cgi", "-cci", "-dci", "-dgi")
+STEPS = ("subprocess.Popen", "os.truncate", "os.remove")
 FOREIGN = 14  # profile id of 2g on A100 and H100
 
 
@@ -62,43 +65,22 @@ class Machine(simulated.Machine):
         finally:
             shutil.rmtree(scratch)
 
-    def break_mig(self, fault: str) -> None:
-        with self.file.change() as cell:
-            gpu = cell.state.gpus[0]
-            health = dataclasses.replace(gpu.health, mig_fault=fault)
-            cell.state = cell.state.replace_gpu(0, dataclasses.replace(gpu, health=health))
-
     def profiles(self) -> list[str]:
         """Names of the profiles that exist, by start."""
         by_id = {profile.id: profile.name for profile in mig_table.find(self.gpu.model).profiles}
         return [by_id[instance.profile_id] for instance in sorted(self.gpu.instances, key=lambda i: i.start)]
 
 
-@contextmanager
-def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
-    """A machine with one GPU below pynvml."""
-    machine = Machine.make(folder, model, is_on=is_on)
-    with install_driver(machine.file.path):
-        yield machine
-
-
 @pytest.fixture
 def a100(tmp_path: Path) -> Iterator[Machine]:
-    with installed_machine(tmp_path, "a100_40gb") as machine:
+    with Machine.installed(tmp_path, "a100_40gb") as machine:
         yield machine
 
 
 @pytest.fixture
 def h100(tmp_path: Path) -> Iterator[Machine]:
-    with installed_machine(tmp_path, "h100_80gb", is_on=True) as machine:
+    with Machine.installed(tmp_path, "h100_80gb", is_on=True) as machine:
         yield machine
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
 
 
 @pytest.fixture
@@ -150,11 +132,11 @@ def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> No
 
 def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None:
     before = a100.gpu
-    asked = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
-    with a100.shared(None, None, **asked) as slots:
-        every = [uuid for slot in slots.slots for uuid in slot.device_uuids]
+    options = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
+    with a100.shared(None, None, **options) as slots:
+        uuids = [uuid for slot in slots.slots for uuid in slot.device_uuids]
         assert [len(slot.device_uuids) for slot in slots.slots] == [2, 2]
-        assert len(set(every)) == len(a100.gpu.instances) == 4
+        assert len(set(uuids)) == len(a100.gpu.instances) == 4
         assert [slot.placement["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
         assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
     assert a100.gpu == before
@@ -168,6 +150,7 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
     assert [str(instance) for instance in layout.instances] == ["3g.20gb(1c+2c)"]
 
 
+@pytest.mark.slow
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
     with a100.shared(None, None, instances_per_job=2, profile="1g") as slots:
         Clients(a100.file).hold(slots.slots[0].device_uuids[1], sleeper, "python", 10)
@@ -180,12 +163,12 @@ def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleepe
 def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: Machine) -> None:
     before = a100.gpu
     log = recording(a100)
-    asked = ("1c.3g.20gb", "2c.3g", "1g")
-    with a100.shared(None, None, None, profiles=asked, admin=(str(a100.folder / "admin"),)) as slots:
+    requests = ("1c.3g.20gb", "2c.3g", "1g")
+    with a100.shared(None, None, None, profiles=requests, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
         divided = next(instance for instance in a100.gpu.instances if instance.profile_id == 9)
-        one, two, whole = slots.slots
-        assert one.gi_id == two.gi_id == divided.id != whole.gi_id
+        one, two, undivided = slots.slots
+        assert one.gi_id == two.gi_id == divided.id != undivided.gi_id
         assert [dict(slot.facts)["mig_profile"] for slot in slots.slots] == ["1c.3g.20gb", "2c.3g.20gb", "1g.5gb"]
         assert [dict(slot.facts)["mig_multiprocessors"] for slot in slots.slots] == ["14", "28", "14"]
         sizes = {ci.id: ci.size for ci in divided.compute_instances}
@@ -209,12 +192,12 @@ def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) ->
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
-    asked = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
-    with asked, h100.shared(None, profiles=("2c.3g",)) as slots:
+    refused = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
+    with refused, h100.shared(None, profiles=("2c.3g",)) as slots:
         gi_id = slots.slots[0].gi_id
         foreign = h100.driver.create_compute_instance(0, gi_id, 0)
-    (left,) = h100.gpu.instances
-    assert left.compute_instances == (foreign,)
+    (instance,) = h100.gpu.instances
+    assert instance.compute_instances == (foreign,)
     assert [step.kind for step in h100.journal.read_steps()] == ["mig_instance"]
     h100.driver.destroy_compute_instance(0, gi_id, foreign.id)
     replay(h100.journal)
@@ -296,9 +279,7 @@ def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
 
 
 def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
-    with a100.file.change() as cell:
-        gpu = dataclasses.replace(cell.state.gpus[0], mig_pending=True)
-        cell.state = cell.state.replace_gpu(0, gpu)
+    a100.change(mig_pending=True)
     assert "a pending change of MIG mode from off to on" in refused(a100, SharingError)
 
 
@@ -388,12 +369,12 @@ def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> 
 def test_instances_that_a_faulty_driver_creates_otherwise_are_destroyed(
     a100: Machine, fault: str, profiles: list[str]
 ) -> None:
-    a100.break_mig(fault)
+    a100.change(health=dataclasses.replace(a100.gpu.health, mig_fault=fault))
     assert "did not create" in refused(a100, SharingError, *[None] * len(profiles), profiles=profiles)
 
 
 def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(h100: Machine) -> None:
-    h100.break_mig("displaced")
+    h100.change(health=dataclasses.replace(h100.gpu.health, mig_fault="displaced"))
     control = mig_smi.MigSmi(uuid=h100.device.uuid, program=h100.programs["nvidia-smi"])
     place = {"profile_id": FOREIGN, "start": 2}
     step = h100.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
@@ -401,7 +382,7 @@ def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(
         control.create(**place, amend=partial(h100.journal.amend, step))
     (created,) = h100.gpu.instances
     assert created.start != 2
-    h100.break_mig("")
+    h100.change(health=dataclasses.replace(h100.gpu.health, mig_fault=""))
     foreign = h100.driver.create_gpu_instance(0, **place)
     for _ in range(2):
         h100.journal.undo(step)
@@ -464,6 +445,7 @@ def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> 
     assert any("destroying the MIG instance" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machine) -> None:
     before = a100.gpu
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
@@ -495,7 +477,7 @@ def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> Non
 def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, is_theirs: bool
 ) -> None:
-    with installed_machine(tmp_path, model) as machine:
+    with Machine.installed(tmp_path, model) as machine:
         with machine.shared(None):
             mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
@@ -536,48 +518,18 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     assert grouped == created and "leaves 2 of 7 " in unused
 
 
-def run_killed(machine: Machine, fatal: int) -> int:
-    """A group in a process of its own that SIGKILL ends at one of its steps; returns the status of the process.
-
-    The steps are each write to the journal, and each program: right before it starts, and right after.
-    """
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    try:
-        count = 0
-
-        def step() -> None:
-            nonlocal count
-            count += 1
-            if count == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def heard(event: str, args: Any) -> None:
-            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if is_write or event in ("subprocess.Popen", "os.truncate", "os.remove"):
-                step()
-
-        class Popen(subprocess.Popen[bytes]):
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                super().__init__(*arguments, **options)
-                step()
-
-        sys.addaudithook(heard)
-        subprocess.Popen = Popen  # type: ignore[misc]
-        with machine.shared(None, None, profiles=["1g", "1c.2g"]):
-            pass
-        os._exit(0)
-    finally:
-        os._exit(1)
+def run_group(machine: Machine) -> None:
+    with machine.shared(None, None, profiles=["1g", "1c.2g"]):
+        pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["a100_40gb", pytest.param("h100_80gb", marks=pytest.mark.exhaustive)])
 def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, model: str) -> None:
-    with installed_machine(tmp_path, model) as machine:
+    with Machine.installed(tmp_path, model) as machine:
         before = machine.gpu
         for fatal in range(1, 200):
-            status = run_killed(machine, fatal)
+            status = run_killed(partial(run_group, machine), fatal, STEPS, is_start_a_step=True)
             replay(machine.journal)
             assert machine.gpu == before, f"killed at step {fatal}"
             assert not machine.journal.path.exists()
@@ -600,3 +552,110 @@ def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> N
         replay(h100.journal)
         assert late.poll() == 0
     assert h100.gpu.instances == ()
+
+
+@pytest.fixture
+def divided(a100: Machine) -> Machine:
+    """A GPU that somebody else divided into 3g, 2g and 1g."""
+    a100.driver.set_mig_mode(0, is_on=True)
+    for profile, start in ((9, 4), (14, 0), (19, 2)):
+        instance = a100.driver.create_gpu_instance(0, profile, start).id
+        a100.driver.create_compute_instance(0, instance, None)
+    device = nvml.list_devices()[0]
+    return dataclasses.replace(a100, device=device)
+
+
+def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device of a study to which an allocation grants this one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
+    return device_choice.find_device(None, needs_gpu=False)
+
+
+def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
+    first = nvml.list_mig_devices(divided.device)[0]
+    device = granted(first.uuid, monkeypatch)
+    assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+    assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
+    assert device.facts.as_texts()["multiprocessors"] == "42"
+    before = divided.gpu
+    for sharing in (Naive(), Mps(program=divided.programs["nvidia-cuda-mps-control"])):
+        group = divided.group(None, None, device=device, admin=None)
+        sharing.check(group)
+        assert sharing.list_setting_commands(group) == Commands()
+        with (
+            temporary_folder.hold(Path("/tmp"), "colloc-") as scratch,
+            sharing.prepare(group, scratch) as slots,
+        ):
+            for slot in slots.slots:
+                assert (slot.visible_devices, slot.gpu_uuid) == (device.uuid, divided.device.uuid)
+                assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
+    assert divided.gpu == before
+    Mps().check(divided.group(*[None] * 21, device=device))
+    with pytest.raises(ConfigError, match=r"supports at most 21 clients on NVIDIA .* 3g.20gb, not 22"):
+        Mps().check(divided.group(*[None] * 22, device=device))
+
+
+def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:
+    device = granted(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
+    for options in ({}, {"layout": "existing"}):
+        with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
+            Mig(**options).check(divided.group(None, device=device))
+    exclusive = gpu_settings(lock_dir=divided.folder, exclusive_process=True)
+    with pytest.raises(ConfigError, match="exclusive_process does not work on a MIG device"):
+        Mps().check(divided.group(None, device=device, gpu=exclusive))
+
+
+def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: Machine) -> None:
+    before = divided.gpu
+
+    def places(*sizes: str | None, **options: Any) -> list[str]:
+        with divided.shared(*sizes, admin=None, program="none", layout="existing", **options) as slots:
+            assert {slot.gpu_uuid for slot in slots.slots} == {divided.device.uuid}
+            assert len({slot.visible_devices for slot in slots.slots}) == len(sizes)
+            return [dict(slot.facts)["mig_profile"] for slot in slots.slots]
+
+    assert places(None, None) == ["3g.20gb", "2g.10gb"]
+    assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
+    assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
+    with pytest.raises(
+        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its MIG devices: 3g.20gb, 2g.10gb, 1g.5gb"
+    ):
+        places(None, None, profile="2g")
+    with pytest.raises(ConfigError, match=r"has no free MIG device for job 3"):
+        places(None, None, None, None)
+    assert divided.gpu == before
+    assert not divided.journal.path.exists()
+
+
+def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> None:
+    """Beside 3g, 2g and 1g there are, after this, a 2g with two parts instead of a whole one."""
+    (two,) = (instance.id for instance in divided.gpu.instances if instance.profile_id == 14)
+    divided.driver.destroy_compute_instance(0, two, 0)
+    for _ in range(2):
+        divided.driver.create_compute_instance(0, two, 0)
+    before = divided.gpu
+
+    def places(*requests: str | None) -> list[tuple[int | None, int | None, str]]:
+        options = {"profiles": requests} if None not in requests else {}
+        with divided.shared(*[None] * len(requests), admin=None, program="none", layout="existing", **options) as slots:
+            return [(slot.gi_id, slot.ci_id, dict(slot.facts)["mig_profile"]) for slot in slots.slots]
+
+    parts = [(two, 0, "1c.2g.10gb"), (two, 1, "1c.2g.10gb")]
+    assert places("1c.2g", "1c.2g.10gb") == parts
+    assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
+    with pytest.raises(
+        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its MIG devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
+    ):
+        places("2g")
+    assert divided.gpu == before
+
+
+def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_all(h100: Machine) -> None:
+    first, second = (h100.driver.create_gpu_instance(0, 9, start).id for start in (0, 4))
+    h100.driver.create_compute_instance(0, first, 0)
+    for width in (0, 1):
+        h100.driver.create_compute_instance(0, second, width)
+    device = nvml.list_devices()[0]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]

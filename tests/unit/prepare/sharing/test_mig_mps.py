@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
-from tests.support.rows import gpu_settings
-from tests.support.rows import group as make_group
 from tests.support.simulated import Machine
 
 
@@ -35,14 +31,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
-    machine = Machine.make(folder)
-    with install_driver(machine.file.path):
-
-        def group(degree: int, **gpu) -> Group:
-            settings = gpu_settings(lock_dir=folder, **gpu)
-            return make_group(*["job"] * degree, device=machine.rehearsed, scenario="mig_mps", gpu=settings)
-
-        yield group
+    with Machine.installed(folder) as machine:
+        yield lambda degree, **gpu: machine.group(*["job"] * degree, scenario="mig_mps", gpu=gpu)
 
 
 @pytest.fixture
@@ -92,6 +82,7 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
     assert Journal(folder, group.device.uuid).read_steps() == ()
 
 
+@pytest.mark.slow
 def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, folder):
     group, before = make(3), gpu_of(folder)
     with MigMps(profiles=["1c.3g", "2c.3g"]).prepare(group, folder) as shared:

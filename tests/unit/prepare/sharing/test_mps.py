@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -11,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ import psutil
 import pytest
 
 from pipeline.base.domain.driver_programs import Programs
+from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import DeviceFacts, Group, Interpreter, Job, Slot
-from pipeline.base.system.errors import SharingError
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal, replay
@@ -36,8 +39,10 @@ from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control_program import connect, write_program
 from tests.conftest import GPU
 from tests.support import fast_programs
+from tests.support.killed import run_killed
 from tests.support.rows import gpu_settings, workload
 from tests.support.rows import group as make_group
+from tests.support.waiting import wait_until
 
 H100 = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(9, 0), multiprocessors=132))
 LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", ControlProgram.environ
@@ -115,7 +120,7 @@ def pid_of_daemon(slots: Slots) -> int:
     return int((control_of(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
 
 
-def of_folder(folder: Path) -> Programs:
+def make_programs(folder: Path) -> Programs:
     return Programs(configured={mps_daemon.CONTROL: str(folder / mps_daemon.CONTROL)})
 
 
@@ -170,6 +175,7 @@ def test_a_child_of_a_job_may_be_the_client(folder):
         slots.verify({0: pid})
 
 
+@pytest.mark.slow
 def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
@@ -198,6 +204,7 @@ def unseen(slots: Slots) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
     group = group_in(folder, "a", jobs=scripts("a"))
@@ -247,13 +254,6 @@ def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
         raise ValueError("the body")
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "says"),
@@ -281,7 +281,7 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
     assert not Journal(folder, GPU.uuid).path.exists()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("branch", ["535", "550", "615"])
 def test_the_program_of_each_branch_runs_a_group(folder, branch):
     group = group_in(folder, "a", "b")
@@ -335,6 +335,7 @@ def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
         assert slots.slots
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_says_so_at_once(folder):
     refusal = "Insufficient privileges for UID 1000. Only the root user may start server for another user."
     script = f'case "$line" in start_server*) echo "{refusal}"; exit 0;; esac; {PASS_ON}'
@@ -349,6 +350,7 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
     assert time.monotonic() - begin < mps_daemon._APPEAR_LIMIT_S
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_APPEAR_LIMIT_S", 0.3)
     program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
@@ -384,6 +386,7 @@ def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monk
         assert re.search(r"Cmd:terminate_client \d+ \d+\n.*\] 0\n(.*\n)*.*Exit with status 0", log)
 
 
+@pytest.mark.slow
 def test_the_daemon_of_somebody_else_is_left_alone(folder):
     foreign = Path(tempfile.mkdtemp(prefix="foreign-", dir="/tmp"))
     program = write_program(foreign)
@@ -409,6 +412,7 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
         shutil.rmtree(foreign)
 
 
+@pytest.mark.slow
 def test_several_daemons_run_at_once(folder):
     with prepared(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
@@ -420,33 +424,10 @@ def test_several_daemons_run_at_once(folder):
         assert control_of(first).ask(f"get_server_status {server_of(first)}") == ["ACTIVE"]
 
 
-def run_killed(folder: Path, fatal: int | None) -> int:
-    """A group in a process of its own that SIGKILL ends right before a step; returns its wait status.
-
-    Args:
-        folder: of the group and of the journal.
-        fatal: number of the step from 1; a number beyond the last kills nothing, `None` kills inside the group.
-    """
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    try:
-        count = 0
-
-        def step(event: str, args: Any) -> None:
-            nonlocal count
-            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & os.O_RDWR
-            if is_write or event in ("subprocess.Popen", "os.mkdir", "os.remove"):
-                count += 1
-                if count == fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(step)
-        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
-            if fatal is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(0)
-    finally:
-        os._exit(1)
+def run_group(folder: Path, *, is_killed_inside: bool = False) -> None:
+    with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
+        if is_killed_inside:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -454,9 +435,9 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     write_program(folder, init_s=0)
     left_behind = 0
     for fatal in range(1, 100):
-        status = run_killed(folder, fatal)
+        status = run_killed(partial(run_group, folder), fatal, ("subprocess.Popen", "os.mkdir", "os.remove"))
         left_behind += bool(daemons(folder))
-        journal = Journal(folder, GPU.uuid, of_folder(folder))
+        journal = Journal(folder, GPU.uuid, make_programs(folder))
         replay(journal)
         assert daemons(folder) == [], f"killed at step {fatal}"
         assert not journal.path.exists()
@@ -468,15 +449,15 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     assert left_behind > 3, "the kills hardly ever left a daemon behind"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder)
-    run_killed(folder, None)
+    run_killed(partial(run_group, folder, is_killed_inside=True), 0, ())
     assert len(daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
-    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(simulated={})))
+    (step,) = replay(Journal(folder, GPU.uuid, make_programs(folder) if knows_program else Programs(simulated={})))
     assert step.kind == "mps_daemon"
     assert daemons(folder) == []
 
@@ -514,6 +495,7 @@ with client.attach() as job:
 """
 
 
+@pytest.mark.slow
 def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     script = tmp_path / "job.py"
@@ -535,3 +517,131 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
         assert control_of(slots).ask(f"get_server_status {server_of(slots)}") == ["ACTIVE"]
     assert processes.list_marked(folder.name) == []
     assert daemons(folder) == []
+
+
+def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
+    control = mps_daemon.ControlProgram(program="/x", pipes=Path("/p"))
+    server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
+    places = [Slot(visible_devices=GPU.uuid)] * group.degree
+    clients = sharing.as_clients(places, [server] * group.degree, group)
+    return dict(clients.__enter__().slots[position].environ)
+
+
+def test_options_reach_the_jobs_by_position():
+    group = make_group("a", "b", "c")
+    plain = variables(Mps(), group, 0)
+    assert set(plain) == {"CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"}
+    sharing = MpsPercent(active_thread_pct=(50, 25, 12.5), pinned_mem_limit="10G", priority=(0, 1, 1))
+    sharing.check(group)
+    third = variables(sharing, group, 2)
+    assert third["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
+    assert third["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10G"
+    assert third["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert variables(sharing, group, 0)["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert variables(MpsPercent(active_thread_pct=40), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert variables(MpsPercent(), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33.3333"
+
+
+@pytest.mark.parametrize("share", [0, -1, 100.5, 400, (50, 0), "half", True, float("nan")])
+def test_a_share_that_the_daemon_would_ignore_is_refused(share):
+    with pytest.raises(ConfigError, match=r"active_thread_pct=.*greater than 0 and at most 100"):
+        MpsPercent(active_thread_pct=share)
+
+
+@pytest.mark.parametrize(
+    "options", [{"priority": 2}, {"priority": (0, -1)}, {"pinned_mem_limit": "0G"}, {"pinned_mem_limit": "10"}]
+)
+def test_values_that_mps_does_not_know_are_refused(options):
+    with pytest.raises(ConfigError, match=f"scenario.{next(iter(options))}="):
+        Mps(**options)
+
+
+@pytest.mark.parametrize(
+    "sharing", [MpsPercent(active_thread_pct=(50, 50)), Mps(priority=(1,)), Mps(pinned_mem_limit=("1G", "1G"))]
+)
+def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happens(folder, sharing):
+    group = group_in(folder, "a", "b", "c")
+    with pytest.raises(ConfigError, match="for 3 jobs"):
+        sharing.check(group)
+    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(group, folder):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "says"),
+    [
+        (cpu_device(), {}, "needs an NVIDIA GPU"),
+        (dataclasses.replace(GPU, mig_enabled=True), {}, "MIG mode is on.*nvidia-smi -i 0 -mig 0"),
+        (GPU, {}, "nvidia-cuda-mps-control, which is not on PATH"),
+        (GPU, {"program": "/nonexistent"}, "/nonexistent is not executable"),
+    ],
+)
+def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monkeypatch, device, options, says):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    group = group_in(folder, "a", device=device)
+    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(group, folder):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("cuda", "most"), [("12.8", 48), ("13.0", 48), ("13.1", 60), (None, 64)])
+def test_more_jobs_than_mps_takes_clients_are_refused(folder, cuda, most):
+    device = dataclasses.replace(GPU, facts=DeviceFacts(cuda_version=cuda))
+    Mps().check(group_in(folder, *map(str, range(most)), device=device))
+    with (
+        pytest.raises(ConfigError, match=rf"most {most} clients on one GPU, not {most + 1}") if cuda else nullcontext()
+    ):
+        Mps().check(group_in(folder, *map(str, range(most + 1)), device=device))
+
+
+@pytest.mark.slow
+def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):
+    write_program(folder)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    group = group_in(folder, "a")
+    with Mps().prepare(group, folder) as slots:
+        assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
+    simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
+    with (
+        pytest.raises(SharingError, match="needs nvidia-cuda-mps-control, which is not on PATH"),
+        Mps().prepare(simulated, folder),
+    ):
+        pass
+
+
+def test_a_folder_too_deep_for_sockets_is_refused(folder):
+    deep = folder / ("x" * 90)
+    deep.mkdir()
+    with pytest.raises(SharingError, match="longer than 107 bytes"), prepared(deep, group_in(folder, "a")):
+        pass
+
+
+# Share in per cent -> multiprocessors of an H100, and whether its bf16 products were wrong, as measured.
+MEASURED = json.loads(
+    '{"clean": {"5": 8, "10": 12, "13": 16, "25": 32, "50": 66, "90": 118, "95": 124, "100": 132},'
+    '"faulty": {"14": 18, "16": 20, "18": 22, "20": 26, "22": 28, "28": 36, "30": 38, "33": 42, "36": 46, "40": 52,'
+    '"42": 54, "45": 58, "52": 68, "55": 72, "60": 78, "66": 86, "70": 92, "75": 98, "80": 104, "85": 112, "89": 116}}'
+)
+
+
+@pytest.mark.parametrize("kind", ["clean", "faulty"])
+def test_shares_are_warned_about_as_they_were_measured(kind):
+    for share, multiprocessors in MEASURED[kind].items():
+        (warning,) = MpsPercent(active_thread_pct=float(share)).warnings(bf16(H100)) or ("",)
+        assert (f"{multiprocessors} of 132" in warning) == (kind == "faulty"), share
+
+
+def bf16(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
+    program = dataclasses.replace(workload("a"), params=(("precision", precision),))
+    jobs = tuple(Job(index=i, workload=program) for i in range(degree))
+    return make_group("a", device=device, jobs=jobs)
+
+
+def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
+    natural = MpsPercent()
+    assert len(natural.warnings(bf16(H100, degree=7))) == 7  # 100/7 per cent
+    assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
+    assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
+    assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
+    assert "wrong on this GPU" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]

@@ -10,43 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import DeviceFacts, Group
+from pipeline.base.domain.records import DeviceFacts
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.mps import control_program, sm_partitions
 from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.mps.command_answers import Device, Partitions
 from pipeline.simulation.mps.control_program import connect
-from tests.support import simulated
-from tests.support.rows import gpu_settings
-from tests.support.rows import group as make_group
+from tests.support.simulated import Machine
 from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
 
 VARIABLE, INVALID = "CUDA_MPS_SM_PARTITION", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 
 
-class Machine(simulated.Machine):
-    def group(self, *jobs: str, cuda: str | None = None) -> Group:
-        facts = self.device.facts
-        facts = dataclasses.replace(facts, cuda_version=cuda or facts.cuda_version)
-        device = dataclasses.replace(self.rehearsed, facts=facts)
-        return make_group(*jobs, device=device, gpu=gpu_settings(lock_dir=self.folder), scenario="mps_static")
-
-
 @pytest.fixture
 def machine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:  # noqa: F811
-    simulated_machine = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
-    with install_driver(simulated_machine.file.path):
-        yield simulated_machine
+    with Machine.installed(folder, "h100_80gb", branch=getattr(request, "param", "615")) as machine:
+        yield machine
 
 
 def partition_of(slot) -> str:
     return dict(slot.environ)[VARIABLE]
 
 
+@pytest.mark.slow
 def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a", "b")
@@ -94,10 +83,8 @@ def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine, monke
 
 
 def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine, monkeypatch):
-    asked = ControlProgram.ask
-    monkeypatch.setattr(
-        ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
-    )
+    ask = ControlProgram.ask
+    monkeypatch.setattr(ControlProgram, "ask", lambda self, text, *limit: ask(self, text.replace(" 4", " 40"), *limit))
     group = machine.group("a")
     says = "did not create a partition of 4 chunks .*: Failed to create partition"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group, machine.folder):
@@ -122,7 +109,7 @@ def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
     with pytest.raises(ConfigError, match=r"CUDA 13\.1 or newer \(R590\), not 580\.159\.04 with CUDA 13\.0") as refused:
         MpsStatic().check(machine.group("a"))
     assert "\n" not in str(refused.value)
-    group = machine.group("a", cuda="13.1")
+    group = machine.group("a", facts={"cuda_version": "13.1"})
     says = "MPS did not start .* -d -S was refused: Unrecognized option"
     with pytest.raises(SharingError, match=says), MpsStatic().prepare(group, machine.folder):
         pytest.fail("it does not know static partitions")

@@ -41,9 +41,9 @@ def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
 
 def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_asked_for(tmp_path: Path) -> None:
     jobs = tenants({}, {})
-    for mode, asked in ((Green(40), 40), (Green(), None)):
+    for mode, multiprocessors in ((Green(40), 40), (Green(), None)):
         with mode.prepare(jobs, tmp_path) as slots:
-            assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {asked}
+            assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {multiprocessors}
             assert Path(slots.slots[0].host.script).is_file()
 
 
@@ -61,6 +61,7 @@ def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path) ->
     assert green.get_answers() == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -170,6 +171,7 @@ def test_hosts_are_the_same_only_with_the_same_options() -> None:
     assert len({HostProgram(script="a"), HostProgram(script="a", options=(("multiprocessors", 40),))}) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [

@@ -1,4 +1,4 @@
-"""What a study leaves and what it leaves alone, by its commands, on a simulated machine that outlives it."""
+"""Studies on a simulated GPU: what they leave, what they leave alone, and what is refused before anything."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,16 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_program
-from tests.support import forks, simulated
+from tests.support import forks, run_cases, simulated
+from tests.support.job_server import is_alive
+from tests.support.run_cases import SHORT, TOY
 from tests.support.simulated import set_faults
+from tests.support.waiting import wait_for_training, wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
+pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu", "pipeline/prepare")
+
+TOYS = [*run_cases.TOY, "listeners=host"]
 PROFILE_2G = 14
 # A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
 # test leaves is none of ours, and what ours leave is not cleared by another test.
@@ -49,7 +51,7 @@ IMPATIENT = f"from pipeline.prepare.mig import mig_smi; mig_smi._RETRY_LIMIT_S, 
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept(simulated.Machine):
+class UserMachine(simulated.Machine):
     """A simulated machine with one GPU, and the commands of its user."""
 
     short_lived: Path
@@ -57,7 +59,7 @@ class Kept(simulated.Machine):
 
     def start(self, *arguments: str, code: str = STUDY) -> forks.Fork:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
-        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, "baseline=never", *common, *arguments]
+        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOYS, "baseline=never", *common, *arguments]
         environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
         return forks.start(*argv, cwd=self.folder, env=environ)
 
@@ -67,24 +69,17 @@ class Kept(simulated.Machine):
         return process.returncode, out + err
 
     def ask(self, command: str) -> tuple[int, str]:
-        ours = ["--machine", self.file.path, "--lock-dir", self.folder]
-        done = forks.run("-c", COMMAND, self.short_lived, "pipeline.gpu", command, *ours)
+        options = ["--machine", self.file.path, "--lock-dir", self.folder]
+        done = forks.run("-c", COMMAND, self.short_lived, "pipeline.gpu", command, *options)
         return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
-def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UserMachine]:
     shutil.copytree(template_store, tmp_path / "mlruns")
     with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder:  # the path of a socket must be short
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
-        yield Kept.make(tmp_path, short_lived=Path(folder))
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
-        process.kill()
+        yield UserMachine.make(tmp_path, short_lived=Path(folder))
 
 
 @pytest.fixture
@@ -102,14 +97,6 @@ def foreign_daemon() -> Iterator[mps_daemon.ControlProgram]:
             control.ask("quit")
 
 
-def wait_for(is_true: Callable[[], bool], process: forks.Fork) -> None:
-    deadline = time.monotonic() + 300
-    while not is_true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def kill_with_its_sender(study: forks.Fork) -> None:
     """As the out-of-memory killer or a container's end would; a sender that lives on clears up after its study."""
     study.send_signal(signal.SIGSTOP)
@@ -120,21 +107,15 @@ def kill_with_its_sender(study: forks.Fork) -> None:
 
 @pytest.mark.slow
 def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
-    a100: Kept, foreign_daemon: mps_daemon.ControlProgram
+    a100: UserMachine, foreign_daemon: mps_daemon.ControlProgram
 ) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
-
-    def are_training() -> bool:
-        events = [file.read_text() for file in a100.folder.glob("mlruns/spool/*/*/jobs/*/events.jsonl")]
-        return len(events) == 2 and all('"started"' in text for text in events) and len(a100.gpu.processes) == 2
-
     try:
-        wait_for(are_training, study)
-        (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
-        scratch = leftovers.scratch_path(group_record.read(record.parent).spool_id)
+        scratch = leftovers.scratch_path(wait_for_training(a100.folder / "mlruns", study))
+        wait_until(lambda: len(a100.gpu.processes) == 2, process=study)
         code, text = a100.ask("status")
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text
@@ -167,19 +148,20 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
     assert foreign_daemon.list_pids(f"get_client_list {servers[0]}") == []
 
 
-def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: subprocess.Popen[bytes]) -> None:
-    Clients(a100.file).hold(a100.gpu.uuid, sleeper.pid, "train", 100)
+@pytest.mark.slow
+def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: UserMachine, sleeper: int) -> None:
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
     before = a100.file.read()
     status, text = a100.run("scenario=mig", "degree=2")
     assert status == 2
-    assert f"in use by train (pid {sleeper.pid})" in text
+    assert f"in use by train (pid {sleeper})" in text
     assert a100.ask("clean") == (0, "nothing to clean\n")
     assert a100.file.read() == before
-    assert sleeper.poll() is None
+    assert is_alive(sleeper)
 
 
 @pytest.mark.slow
-def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
+def test_a_foreign_gpu_instance_is_named_and_stays(a100: UserMachine) -> None:
     driver = Driver(a100.file)
     driver.set_mig_mode(0, is_on=True)
     foreign = driver.create_gpu_instance(0, PROFILE_2G)
@@ -191,7 +173,8 @@ def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
     assert a100.file.read() == before
 
 
-def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
+@pytest.mark.slow
+def test_the_lease_of_another_user_is_respected(a100: UserMachine) -> None:
     with install_driver(a100.file.path):
         (device,) = nvml.list_devices()
     before = a100.file.read()
@@ -205,7 +188,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 
 
 @pytest.mark.slow
-def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
+def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: UserMachine) -> None:
     before = a100.gpu
     a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
     status, text = a100.run("scenario=mig", "degree=1", code=IMPATIENT)
@@ -226,10 +209,10 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 
 
 @pytest.mark.slow
-def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
+def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: UserMachine) -> None:
     before = a100.gpu
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
-    wait_for(lambda: len(a100.gpu.processes) == 2, study)
+    wait_until(lambda: len(a100.gpu.processes) == 2, process=study)
     (record,) = a100.folder.glob("other/spool/*/*/record.json")
     mark = group_record.read(record.parent).spool_id
     kill_with_its_sender(study)
@@ -245,7 +228,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
 @pytest.mark.slow
 def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
-    common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
+    common = [*TOYS, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
 
     def marks() -> list[str]:
         """Of the daemons of this study alone: tests of MPS may run beside this one."""
@@ -255,15 +238,117 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     def pids(of: Sequence[str]) -> list[int]:
         return [pid for mark in of for pid in processes.list_marked(mark)]
 
-    def is_training() -> bool:
-        return any('"started"' in file.read_text() for file in tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))
-
     run = PROJECT_DIR / "run.py"
     study = forks.start(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
-    wait_for(is_training, study)
-    ours = marks()
+    wait_for_training(tmp_path / "mlruns", study, num_jobs=1)
+    study_marks = marks()
     kill_with_its_sender(study)
-    assert len(pids(ours)) == 2  # daemon and server
+    assert len(pids(study_marks)) == 2  # daemon and server
     following = forks.run(run, *common, "scenario=naive", "degree=1", *SHORT, cwd=tmp_path)
     assert following.returncode == 0, following.stderr
-    assert pids(ours) == []
+    assert pids(study_marks) == []
+
+
+RUN = str(PROJECT_DIR / "run.py")
+WITH_SIMULATED_DRIVER = f"""
+import runpy, sys
+from pathlib import Path
+from pipeline.simulation.install import install_driver
+state_file, *arguments = sys.argv[1:]
+sys.argv = [{RUN!r}, *arguments]
+with install_driver(Path(state_file)):
+    runpy.run_path({RUN!r}, run_name="__main__")
+"""
+WITHOUT_DRIVER = f"""
+import runpy, sys
+from pipeline.prepare.device import nvml
+nvml._start = lambda: False
+sys.argv[0] = {RUN!r}
+runpy.run_path({RUN!r}, run_name="__main__")
+"""
+
+
+def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
+    """Run Python to its end in a folder: exit status, output, errors."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | environ
+    done = forks.run(*command, f"gpu.lock_dir={folder}", cwd=folder, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Machine(simulated.Machine):
+    """A machine with one simulated GPU, of which run.py does not know that it is simulated."""
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """run.py on this machine, whose own nvidia-smi is the first on PATH."""
+        path = f"{self.folder / 'recording'}:{os.environ['PATH']}"
+        return run(
+            self.folder,
+            "-c",
+            WITH_SIMULATED_DRIVER,
+            str(self.file.path),
+            *arguments,
+            "baseline=never",
+            "gpu=auto",
+            PATH=path,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, template_store: Path) -> Machine:
+    """An A100 whose programs write down how they are called."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    machine = Machine.make(tmp_path)
+    machine.record_commands(**dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1"))
+    return machine
+
+
+@pytest.mark.slow
+def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    # A dry run, so that a GPU which is there after all stays as it is.
+    status, out, err = run(tmp_path, "-c", WITHOUT_DRIVER, "gpu=auto", "scenario=mig", "dry_run=true")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: scenario=mig needs an NVIDIA GPU with MIG, not ")
+    assert "rehearse it with gpu=simulated_h100_80gb" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machine) -> None:
+    machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
+    before = machine.file.read().gpus
+    status, out, err = machine.run("scenario=mig")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "does not support MIG; choose another GPU with gpu.device, or scenario=mps" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+
+
+@pytest.mark.slow
+def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(machine: Machine) -> None:
+    machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*TOY, "scenario=mig", "listeners=[]")
+    assert status == 1, err  # only trying tells: the group begins, and its row says why it failed
+    (line,) = [line for line in err.splitlines() if "failed:" in line]
+    uuid = before[0].uuid
+    assert f"failed: no permission for `{machine.folder / 'recording/nvidia-smi'} -i {uuid} -mig 1`" in line
+    assert "ask an administrator to allow this command" in line and "'gpu.admin=[sudo,-n]'" in line
+    assert line.partition("no permission")[2].rpartition(" (")[0] in out
+    assert machine.commands == [f"{machine.folder}/recording/nvidia-smi -i {uuid} -mig 1"]
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [["scenario=mig"], ["scenario=mps", "gpu.exclusive_process=true"]], ids=" ".join)
+def test_what_would_change_settings_is_refused_where_that_is_forbidden(machine: Machine, overrides: list[str]) -> None:
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*overrides, "gpu.admin=null")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and "gpu.admin=null forbids" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []
