@@ -65,7 +65,7 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     running = by_name(tracking)
     assert {run.info.status for run in running.values()} == {"RUNNING"}
     assert running["group 1"].info.experiment_id == opened["experiment_id"]
-    assert running["group 1"].data.params == {"degree": "2"}
+    assert running["group 1"].data.params["degree"] == "2"
     assert json.loads((folder / "mlflow.json").read_text())["runs"]["1"] == running["1-toy"].info.run_id
 
     sent = sender.ask("send", spool=folder)
