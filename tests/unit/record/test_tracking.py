@@ -42,6 +42,7 @@ from tests.support.tracking_cases import (
     record,
     runs_of,
     sample,
+    series,
 )
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -53,7 +54,8 @@ def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_sender_records_a_group(root: Path, serve) -> None:
-    folder = make_spool(root, record((child(0), child(1, result=Result.FAILED))))
+    all_series = {"0": series(), "1": series()}
+    folder = make_spool(root, record((child(0), child(1, result=Result.FAILED))), all_series=all_series)
     (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
     sender = serve("--root", root)
     opened = sender.ask("open", experiment=EXPERIMENT)
@@ -65,7 +67,7 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     running = by_name(tracking)
     assert {run.info.status for run in running.values()} == {"RUNNING"}
     assert running["group 1"].info.experiment_id == opened["experiment_id"]
-    assert running["group 1"].data.params == {"degree": "2"}
+    assert running["group 1"].data.params["degree"] == "2"
     assert json.loads((folder / "mlflow.json").read_text())["runs"]["1"] == running["1-toy"].info.run_id
 
     sent = sender.ask("send", spool=folder)
@@ -88,7 +90,12 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     ]
     paths = {item.path for item in tracking.list_artifacts(first.info.run_id)}
     assert paths == {"job.json", "events.jsonl", "stdout.log", "stderr.log"}
-    assert {item.path for item in tracking.list_artifacts(parent.info.run_id)} == {"config.yaml", "samples.parquet"}
+    assert {item.path for item in tracking.list_artifacts(parent.info.run_id)} == {
+        "config.yaml",
+        "record.json",
+        "samples.parquet",
+        "series.json",
+    }
     assert not folder.exists()
 
     assert sender.ask("send", spool=folder) == {"ok": True, "run_id": None, "failed": {}}
@@ -319,7 +326,9 @@ runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
     num_points = [50, 50, 50, 500, 50, 50, 50]  # the fourth job takes several requests, and the first one is the last
     folder = make_spool(
-        root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
+        root,
+        record(tuple(child(index) for index in range(len(num_points)))),
+        all_series={str(index): series(num_series=5, num_points=num) for index, num in enumerate(num_points)},
     )
     with forks.start("-c", KILLED_IN_A_JOB, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as first:
         for op in ("begin", "send"):
@@ -463,7 +472,7 @@ def test_a_server_goes_away_and_comes_back(tmp_path: Path, serve) -> None:
             assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(
                 ("group 1", "0-toy", "1-toy"), "FINISHED"
             )
-            assert {item.path for item in tracking.list_artifacts(begun["run_id"])} == {"config.yaml"}
+            assert {item.path for item in tracking.list_artifacts(begun["run_id"])} == {"config.yaml", "record.json"}
             assert not folder.exists()
     finally:
         server.terminate()
