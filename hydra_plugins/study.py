@@ -48,7 +48,7 @@ from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, job_entries, override_remedy, overrides
 from pipeline.record import invocation
-from pipeline.scale.launcher_options import SlurmOptions
+from pipeline.scale.slurm import SlurmOptions
 
 _PROGRAMS = ("workload.", "sizes.")
 _EITHER = {"degree": "mix", "mix": "degree"}

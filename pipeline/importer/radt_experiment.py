@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.base.domain.workload import escape_placeholders
 from pipeline.base.system import entry_points, override_values
 from pipeline.base.system.words import format_count
-from pipeline.importer import experiment_file, radt_notes, radt_table
+from pipeline.importer import experiment_file, radt_table
 from pipeline.importer.experiment_file import Imported, Program, assign_name, override_value
 from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup
 
@@ -152,7 +152,7 @@ def read(path: Path, name: str, *, has_slices: bool) -> Imported:
     profiles = find_slices(groups) if has_slices else {}
     text, unknown = format_experiment(groups, name, path.name, profiles)
     refused = sorted([*left_out, *unknown], key=lambda row: row.line)
-    notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
+    notes = list(radt_table.describe_groups(groups, [row for group in groups for row in group.rows if _is_known(row)]))
     table_profiles = {profile for group in groups for profile in group.profiles}
     if has_slices and (full := sorted(table_profiles - profiles.keys())):
         notes.append(f"{', '.join(full)}: full names kept despite --slices, because their slices are ambiguous")

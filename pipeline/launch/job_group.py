@@ -22,8 +22,8 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import fill_placeholders
 from pipeline.base.system import host_info, secrets
 from pipeline.base.system.errors import LaunchError
-from pipeline.base.system.grouping import group_by
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.words import group_by
 from pipeline.clean import processes
 from pipeline.launch import events, host_start, window_length
 from pipeline.launch.channel import PROTOCOL, Channel

@@ -11,8 +11,7 @@ from pipeline.base.domain import normalisation, service_figures, work_units
 from pipeline.base.domain.marks import NO_MARKS, Marks, merge
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import align_table, list_first, natural_key
+from pipeline.base.system.words import align_table, group_by, list_first, natural_key
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import Fields, name_figure
 

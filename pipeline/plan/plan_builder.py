@@ -23,7 +23,7 @@ from pipeline.base.domain.records import Group, Job, Plan
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import build_object
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.plan import config_reader, shards
 from pipeline.plan.config_schema import AUTO_REPEATS, Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups

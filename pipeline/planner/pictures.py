@@ -16,7 +16,7 @@ from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Gpu, Instance, Plan, total_per_s
 from pipeline.planner.transition.graph import assign_times
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
-from pipeline.report.figures.bars import make_legend
+from pipeline.report.figures.bar_charts import make_legend
 from pipeline.report.figures.drawing import (
     COLUMN,
     FAINT,

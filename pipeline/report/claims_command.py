@@ -12,8 +12,7 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.record.store import bundle_reader
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.selector import EvaluatedStudy, NoFigureError

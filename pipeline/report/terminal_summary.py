@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import label_cases, make_cells

@@ -15,7 +15,7 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system import interrupts, startup, words
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.words import format_count
-from pipeline.scale import cpus, worker_command
+from pipeline.scale import worker_command, worker_process
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
 
@@ -73,7 +73,7 @@ class Fleet:
     def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
         self.request, self.devices, self.parts = request, devices, parts
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
-        self.cpus: Mapping[str, frozenset[int]] = cpus.divide(devices)
+        self.cpus: Mapping[str, frozenset[int]] = worker_process.divide_cpus(devices)
         self.num_shards = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.sort_devices())
         self.num_given_up = self.worst = 0

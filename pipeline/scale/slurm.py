@@ -16,7 +16,9 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.machine_state import cpu_device
@@ -36,8 +38,39 @@ from pipeline.record.shards.overview import Overview, read_overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import worker_command
-from pipeline.scale.launcher_options import SlurmOptions
 from pipeline.study.study_request import StudyRequest
+
+
+@dataclass(kw_only=True)
+class SlurmOptions:
+    """Options of sbatch (`None`: the cluster's default) and of the launcher.
+
+    Attributes:
+        gres: gres of a task, such as `gpu:1`; with a list, the study runs on each gres in a separate job array.
+        timeout_min: time limit of a task in minutes.
+        array_parallelism: maximum number of tasks that run at the same time.
+        setup: further lines of the batch script, such as `module load cuda`.
+        additional_parameters: further options of sbatch by name without dashes.
+        folder: folder of the batch script and the tasks' output, on a file system that the nodes share.
+        signal_delay_s: seconds before the time limit at which Slurm sends SIGTERM to a task.
+        wait: whether the launcher waits for the tasks.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gres: Any = "gpu:1"
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    timeout_min: int | None = None
+    array_parallelism: int | None = None
+    setup: list[str] = field(default_factory=list)
+    additional_parameters: dict[str, Any] = field(default_factory=dict)
+    folder: str = "slurm"
+    signal_delay_s: int = 120
+    wait: bool = True
+
 
 _POLL_S = 5.0
 _LIMIT_S = 60.0

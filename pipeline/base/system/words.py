@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
@@ -66,3 +68,15 @@ def escape_controls(text: str) -> str:
 def natural_key(text: str) -> tuple[str | int, ...]:
     """Return a sort key that orders the numbers in texts: `bs8` before `bs16`."""
     return tuple(int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", text)))
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Member = TypeVar("_Member")
+
+
+def group_by(members: Iterable[_Member], key_of: Callable[[_Member], _Key]) -> dict[_Key, list[_Member]]:
+    """Return the members per key; keys and members keep their order of appearance."""
+    groups: dict[_Key, list[_Member]] = defaultdict(list)
+    for member in members:
+        groups[key_of(member)].append(member)
+    return dict(groups)

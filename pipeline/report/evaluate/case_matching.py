@@ -9,13 +9,12 @@ from typing import Generic, TypeVar
 
 from pipeline.base.domain.group_names import ENVIRONMENT, find_differing_keys, list_program_params, spell_flags
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import natural_key
-from pipeline.report.read import hosts, labels
+from pipeline.base.system.words import group_by, natural_key
+from pipeline.report.read import labels, pooling
 from pipeline.report.read.study_records import JobRow, Row
 
 _NOT_RECORDED = "not recorded"
-_COLUMN_SETTINGS = ("device", hosts.SETTING)
+_COLUMN_SETTINGS = ("device", pooling.SETTING)
 _ROW_SETTINGS = (CO_RUNNERS, OTHER_GPUS)
 _MOST_SAID = 3
 

@@ -15,8 +15,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
 from pipeline.base.domain.turns import STRESSOR
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import natural_key
+from pipeline.base.system.words import group_by, natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,

@@ -15,8 +15,7 @@ from pipeline.base.domain import mig_table, work_units
 from pipeline.base.domain.records import OTHER_GPUS
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.contrasts import Contrast, contrast, contrast_cells
 from pipeline.report.evaluate.metrics import TOTAL_TIME

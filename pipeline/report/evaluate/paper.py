@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.evaluate import effects, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.contrasts import Contrast

@@ -31,7 +31,7 @@ from pipeline.base.domain.normalisation import (
 )
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,

@@ -15,8 +15,7 @@ from pipeline.base.domain import service_figures
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.contrasts import Contrast, contrast_per_job, contrast_with_alone

@@ -20,8 +20,8 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
+from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.case_matching import (
     MatchedCase,
     MeasuredCase,
@@ -36,7 +36,7 @@ from pipeline.report.evaluate.metrics import METRICS, TIMES, Metric
 from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 from pipeline.report.evaluate.verdicts import Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words, join_words
-from pipeline.report.read import hosts
+from pipeline.report.read import pooling
 from pipeline.report.read.study_records import Row, Study
 
 FORMAT = 1
@@ -156,7 +156,7 @@ def summarize_devices(
 
 
 def _column(row: Row) -> tuple[str, str]:
-    return row.device, dict(row.settings).get(hosts.SETTING, "")
+    return row.device, dict(row.settings).get(pooling.SETTING, "")
 
 
 def _outcome(

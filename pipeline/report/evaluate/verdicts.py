@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Case, Cell, group_places
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import BEST_SOLO

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL, SPARE_COLOURS, SharingMode
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes
 from pipeline.report.evaluate.contrasts import BASELINES_NOTE, contrast_cells, is_best_solo_serial, name_best_solo
 from pipeline.report.evaluate.effects import find_serial, list_other_modes

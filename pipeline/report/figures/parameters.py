@@ -37,7 +37,7 @@ from pipeline.report.evaluate.metrics import (
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
-from pipeline.report.figures.bars import NOT_SUSTAINED
+from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,

@@ -11,8 +11,7 @@ from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import natural_key
+from pipeline.base.system.words import group_by, natural_key
 from pipeline.report.evaluate import effects, services, stressors
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.contrasts import Contrast

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.report.evaluate import services
 from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
 from pipeline.report.evaluate.contrasts import BASELINES_NOTE, Contrast, Decision, Quantity
@@ -19,7 +18,7 @@ from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import absence_in_words
-from pipeline.report.figures.bars import NOT_SUSTAINED
+from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
 

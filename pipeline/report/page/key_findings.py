@@ -15,8 +15,7 @@ from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_S
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, contrast_with_alone, is_best_solo_serial
@@ -49,7 +48,7 @@ from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.table_format import round_value
-from pipeline.report.read import hosts, labels
+from pipeline.report.read import labels, pooling
 from pipeline.report.read.selection import STUDY
 from pipeline.report.read.study_records import Study
 
@@ -152,7 +151,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
 
 
 def describe_setup(study: Study) -> list[str]:
-    """Return sentences on the common settings of all programs, on several GPUs, and on differing hosts."""
+    """Return sentences on the common settings of all programs, on several GPUs, and on differing pooling."""
     programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
     whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"
@@ -168,8 +167,8 @@ def describe_setup(study: Study) -> list[str]:
         models = f" of {num_models} models, which are not pooled" if num_models > 1 else ""
         sentences.append(f"The blocks ran on {len(blocks)} GPUs{models}: {join_words(parts)}.")
     sentences += study.environments
-    for device, differing in hosts.differences(study.rows).items():
-        are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
+    for device, differing in pooling.list_host_differences(study.rows).items():
+        are_apart = any(dict(row.settings).get(pooling.SETTING) for row in study.rows if row.device == device)
         treatment = "are not pooled (--pool hosts pools them)" if are_apart else "are pooled"
         sentences.append(f"The hosts of {device} differ in {join_words(differing)}; their blocks {treatment}.")
     return sentences

@@ -14,7 +14,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.clean import temporary_folder
 from pipeline.observe import sample_figures
 from pipeline.observe.sample_figures import Fields

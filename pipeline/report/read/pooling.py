@@ -5,14 +5,70 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 
 from pipeline.base.domain.group_names import ENVIRONMENT, list_program_params
+from pipeline.base.domain.marks import Marks, join, merge_notes
+from pipeline.base.domain.normalisation import average_figures
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.work_units import GIVEN_RATE
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.read.environments import describe_equal, identify_packages
 from pipeline.report.read.study_records import JobRow, Row
+
+
+def average_runs(rows: Iterable[Row], left_out: MutableMapping[str, int]) -> list[Row]:
+    """Replace the runs of each group in a block by one row; count the other runs in `left_out`."""
+    merged = []
+    for runs in group_by(rows, lambda row: (row.block, row.key)).values():
+        valid = [row for row in runs if row.is_valid]
+        merged.append(_average(valid) if len(valid) > 1 else [*valid, *runs][0])
+        if len(runs) > len(valid) > 0:
+            reason = "a baseline of which another run in the block counts"
+            left_out[reason] = left_out.get(reason, 0) + len(runs) - len(valid)
+    return merged
+
+
+def _average(runs: Sequence[Row]) -> Row:
+    jobs = [
+        dataclasses.replace(of_job[0], metrics=average_figures([job.metrics for job in of_job]))
+        for of_job in zip(*(row.jobs for row in runs), strict=True)
+    ]
+    return dataclasses.replace(
+        runs[0],
+        metrics=average_figures([row.metrics for row in runs]),
+        jobs=tuple(jobs),
+        marks=Marks("", join(merge_notes((row.marks.note for row in runs), "run"))),
+    )
+
+
+SETTING = "host"
+"""Name of the setting that describes the kind of host of a row, if the hosts differ."""
+_KIND = {"cpu_model": "CPU", "cpus": "CPUs", "power_limit_w": "power limit (W)", "driver_version": "driver"}
+_UNKNOWN = "not recorded"
+
+
+def list_host_differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
+    """Return, for each device, the names of the facts in which its hosts differ."""
+    by_device: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for row in rows:
+        for fact in _KIND:
+            by_device[row.device][fact].add(row.facts.get(fact, ""))
+    several = {device: [fact for fact in _KIND if len(values[fact]) > 1] for device, values in by_device.items()}
+    return {device: tuple(_KIND[fact] for fact in facts) for device, facts in several.items() if facts}
+
+
+def separate_hosts(rows: Sequence[Row]) -> list[Row]:
+    """Add the kind of host to the settings of the rows, for each device whose hosts differ."""
+    differing = list_host_differences(rows)
+    facts = {words: fact for fact, words in _KIND.items()}
+    labelled = []
+    for row in rows:
+        kind = [f"{words} {row.facts.get(facts[words]) or _UNKNOWN}" for words in differing.get(row.device, ())]
+        settings = (*row.settings, (SETTING, "; ".join(kind))) if kind else row.settings
+        labelled.append(dataclasses.replace(row, settings=settings))
+    return labelled
+
 
 _WINDOW, _SLICES = "window", "slices"
 _OTHER_OPTIONS = ("workload", "epochs", GIVEN_RATE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import group_names
 from pipeline.base.domain.sharing_modes import PROFILE, modes_of
-from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import group_by
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
 

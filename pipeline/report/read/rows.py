@@ -16,10 +16,9 @@ from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.store import results
 from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.record.store.portable_paths import PortablePaths
-from pipeline.report.read import hosts, row_labels, selection
-from pipeline.report.read.baseline_runs import average_runs
+from pipeline.report.read import pooling, row_labels, selection
 from pipeline.report.read.environments import name_environments
-from pipeline.report.read.pooling import describe_pooled, pool_programs, pool_slices
+from pipeline.report.read.pooling import average_runs, describe_pooled, pool_programs, pool_slices
 from pipeline.report.read.selection import Choice, separate_simulated
 from pipeline.report.read.stored_values import check_record
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -158,7 +157,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     single = average_runs(runs, left_out)
     pooled = dict.fromkeys(describe_pooled(single))
     members, environments = name_environments(single)
-    named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
+    named = row_labels.label_rows(members if pools_hosts else pooling.separate_hosts(members))
     shown = {row.start for row in named}
     return Study(
         experiment=experiment,

@@ -19,8 +19,7 @@ from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import format_count, group_by
 from pipeline.report.read.study_records import Block, Row
 
 STUDY, DEVICE = "--study", "--device"

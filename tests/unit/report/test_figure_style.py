@@ -15,7 +15,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, MODES, MPS, NAIVE, SharingMode, modes_of
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, list_cases, make_cells
-from pipeline.report.figures import bar_charts, bars, curves, drawing, over_time, parameters
+from pipeline.report.figures import bar_charts, curves, drawing, over_time, parameters
 from pipeline.report.figures.catalogue import draw_figures
 from pipeline.report.figures.drawing import COLUMN, LEAST_FONT, STAMP, WIDEST, Drawn, has_overlaps, make_bar_style
 from pipeline.report.read.group_series import GroupSeries, JobSpan, Line, choose_other_modes
@@ -180,7 +180,7 @@ def test_a_layout_that_does_not_fit_is_named_by_what_was_requested(mix_cells):
 
 
 def test_bars_of_mixes_name_the_instance_in_which_their_layouts_differ(mix_cells):
-    shown = bars.group_by_case(bar_charts._shorten_details(mix_cells), bars.make_bar)
+    shown = bar_charts.group_by_case(bar_charts._shorten_details(mix_cells), bar_charts.make_bar)
     by_label = {label: [bar.detail for bar in of_mix if bar.sharing == MIG] for label, of_mix in shown}
     assert by_label["L+M+2S"] == ["4g", "3g"] and by_label["M+2S"] == [""]
 
@@ -209,7 +209,7 @@ def test_bars_are_in_the_order_of_the_paper():
         return row("mig", jobs, options={"profile": profile.partition(".")[0]})
 
     rows = [on("4g.20gb", 1), on("7g.40gb", 1), *(copies(mode, 1, 9.0) for mode in ("mps", "naive", "serial"))]
-    ((label, shown),) = bars.group_by_degree(make_cells(study(*rows)), bars.make_bar)
+    ((label, shown),) = bar_charts.group_by_degree(make_cells(study(*rows)), bar_charts.make_bar)
     assert label == "1 job"
     assert [f"{bar.sharing.label} {bar.detail}".strip() for bar in shown] == [
         *("serial", "naive", "MPS", "MIG 7g.40gb", "MIG 4g.20gb")

@@ -26,9 +26,9 @@ from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import config_reader
 from pipeline.plan.overrides import set_values
-from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
 from pipeline.scale import interference as company
+from pipeline.scale import local_gpus, worker_command, worker_process
 from pipeline.scale.worker import STATUS
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
@@ -72,17 +72,17 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for cpu in range(16):  # two hyperthreads a core, n and n + 8; a node with the first and one with the last cores
         (folder := tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
-    monkeypatch.setattr(cpus, "_CPUS", tmp_path)
+    monkeypatch.setattr(worker_process, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     near = {"GPU-0": "0-3,8-11", "GPU-1": "0-3,8-11", "GPU-2": "4-7,12-15", "GPU-3": ""}
-    monkeypatch.setattr(cpus, "_read_near_cpus", lambda device: cpus.parse_list(near[device.uuid]))
-    shares = cpus.divide(devices[:3])
+    monkeypatch.setattr(worker_process, "_read_near_cpus", lambda device: worker_process.parse_cpus(near[device.uuid]))
+    shares = worker_process.divide_cpus(devices[:3])
     assert {uuid: sorted(share) for uuid, share in shares.items()} == {
         "GPU-0": [0, 1, 8, 9],
         "GPU-1": [2, 3, 10, 11],
         "GPU-2": [4, 5, 6, 7, 12, 13, 14, 15],
     }
-    cores = [{cpu % 8 for cpu in share} for share in cpus.divide(devices).values()]
+    cores = [{cpu % 8 for cpu in share} for share in worker_process.divide_cpus(devices).values()]
     assert [len(share) for share in cores] == [2] * 4 and len(set.union(*cores)) == 8
 
 
@@ -171,13 +171,13 @@ def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-2,8,10-11\n", {0, 1, 2, 8, 10, 11}), ("", set())])
 def test_a_list_of_cpus_is_read_as_the_kernel_writes_it(text: str, numbers: set[int]) -> None:
-    assert cpus.parse_list(text) == numbers
+    assert worker_process.parse_cpus(text) == numbers
 
 
 def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpus, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(worker_process, "_PCI_DEVICES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     devices = []
     for number, near in enumerate(["0-3", "0-3", "4-7", None]):
@@ -186,11 +186,11 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
         if near is not None:
             (tmp_path / bus_id[4:]).mkdir()
             (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)
-    shares = cpus.divide(devices[:3])
+    shares = worker_process.divide_cpus(devices[:3])
     assert shares == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
-    assert cpus.divide([devices[3]]) == {"GPU-3": set(range(9))}
+    assert worker_process.divide_cpus([devices[3]]) == {"GPU-3": set(range(9))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert cpus.divide(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
+    assert worker_process.divide_cpus(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
 
 
 def devices_of(*models: str) -> list[Device]:

@@ -22,7 +22,7 @@ from pipeline.record.shards import overview
 from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import slurm
-from pipeline.scale.launcher_options import SlurmOptions
+from pipeline.scale.slurm import SlurmOptions
 from tests.conftest import GPU
 
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
