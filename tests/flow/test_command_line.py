@@ -207,14 +207,6 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "hydra: {mode: MULTIRUN, sweeper: {blocks: [{degree: 2}]}}",
-            "hydra.sweeper.blocks was renamed; write blocks: [...] at the top level",
-        ),
-        (
-            "hydra: {mode: MULTIRUN, sweeper: {params: {degree: '1,2'}}}",
-            "hydra.sweeper.params was renamed; write blocks: [...] at the top level",
-        ),
         ("windw: {seconds: 3}", "windw does not exist; did you mean window?"),
         ("window: {second: 3}", "window.second does not exist; did you mean window.seconds?"),
         ("window: {seconds: long}", "window.seconds must be a number"),

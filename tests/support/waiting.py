@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.record import group_folder
+from pipeline.record import group_record
 from tests.support.forks import Process
 
 
@@ -32,7 +32,7 @@ def wait_for_training(root: Path, process: Process, num_jobs: int = 2) -> str:
         for record in root.glob("spool/*/*/record.json"):
             events = list(record.parent.glob("jobs/*/events.jsonl"))
             if len(events) == num_jobs and all('"started"' in file.read_text() for file in events):
-                marks.append(group_folder.read(record.parent).spool_id)
+                marks.append(group_record.read(record.parent).spool_id)
         return bool(marks)
 
     wait_until(are_training, 180, process=process)

@@ -52,8 +52,9 @@ def _without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("port", [REFUSAL], indirect=True)
 def test_a_server_that_refuses_its_host_name_is_told_to_allow_it(tmp_path: Path, port: int) -> None:
-    store = open_store(tmp_path, f"http://127.0.0.1:{port}")
-    for ask in (lambda: store.open_experiment("e"), lambda: results.list_experiments(store)):
+    address = f"http://127.0.0.1:{port}"
+    store = open_store(tmp_path, address)
+    for ask in (lambda: store.open_experiment("e"), lambda: results.list_experiments(address)):
         with pytest.raises(TrackingError, match=rf"--allowed-hosts '127\.0\.0\.1:{port},localhost:\*'"):
             ask()
 
@@ -67,7 +68,7 @@ def test_a_proxy_that_answers_for_the_server_is_named(
     with pytest.raises(TrackingError, match=rf"proxy http://<hidden>@127\.0\.0\.1:{port}.* no_proxy=mlflow\.cluster"):
         store.open_experiment("e")
     with pytest.raises(TrackingError, match=r"no_proxy=mlflow\.cluster\.internal`, or check --uri"):
-        results.list_experiments(store)
+        results.list_experiments("http://mlflow.cluster.internal:5000")
     local = open_store(tmp_path, f"http://127.0.0.1:{port}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(TrackingError, match=r"Access Denied.*; check tracking\.uri, or use tracking=local$"):

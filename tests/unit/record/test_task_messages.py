@@ -39,7 +39,6 @@ def written(folder: Path, *lines: str) -> Path:
         (["Fatal Python error: Segmentation fault", "", "  File x"], "Fatal Python error: Segmentation fault"),
         (["", "[1/2] naive\x1b[0m", ""], "no error in its output, which ends with: [1/2] naive [0m"),
         (["error: no server at http://bob:secret@h:1"], "error: no server at http://<hidden>@h:1"),
-        ([f"{task_messages.START}1 of unit 3 on n1"], ""),
         ([f"error: {'x' * 1000}"], f"error: {'x' * 293}..."),
     ],
 )

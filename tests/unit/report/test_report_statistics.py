@@ -67,7 +67,7 @@ def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
     return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
 
 
-def make_cells_of_statistics(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
+def make_rate_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
     """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
     return [
         Cell(
@@ -96,7 +96,7 @@ def assert_a_report_says_the_same(found: list[Contrast], *expected: NDArray[Any]
 def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
     several = studies(noise, speeds, 20)
     for every_rate, *expected in zip(several, *judged(ratios_of(several)), strict=True):
-        cells = [cell for case, rates in enumerate(every_rate) for cell in make_cells_of_statistics(case, rates)]
+        cells = [cell for case, rates in enumerate(every_rate) for cell in make_rate_cells(case, rates)]
         assert_a_report_says_the_same(compare_modes(cells), *expected)
 
 
@@ -126,7 +126,7 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
     for table in range(20):
         pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
-        cells = [cell for case, rates in enumerate(pairs) for cell in make_cells_of_statistics(case, rates)]
+        cells = [cell for case, rates in enumerate(pairs) for cell in make_rate_cells(case, rates)]
         assert_a_report_says_the_same(compare_modes(cells), decisions[table], different[table], equal[table])
 
 
@@ -208,7 +208,7 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
         cells = [
             cell
             for case, of_blocks in enumerate(ratios[table])
-            for cell in make_cells_of_statistics(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
+            for cell in make_rate_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
         expected = judged(units[table : table + 1])
         assert_a_report_says_the_same(compare_modes(cells), *(each[0] for each in expected))

@@ -14,7 +14,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.contrasts import Decision
 from pipeline.report.evaluate.interval_widths import measure_widths
-from tests.unit.report.test_report_statistics import judged, make_cells
+from tests.unit.report.test_report_statistics import judged, make_rate_cells
 
 MAX_BLOCKS = 20
 RNG_SEED = 20261126
@@ -121,7 +121,7 @@ def test_many_tables_stop_as_the_rule_stops_each() -> None:
     goal = PrecisionGoal(pct=10, max_blocks=MAX_BLOCKS)
     for table, blocks in zip(np.exp(logs[:, 0]), stop(logs, lambda part: is_narrow(part, 0.1)), strict=True):
         looks = {
-            n: measure_widths(make_cells(1, np.stack([np.ones(n), table[:n]], axis=1)), goal)
+            n: measure_widths(make_rate_cells(1, np.stack([np.ones(n), table[:n]], axis=1)), goal)
             for n in range(MIN_BLOCKS, MAX_BLOCKS + 1)
         }
         assert next((n for n, (width,) in looks.items() if width.is_reached), MAX_BLOCKS) == blocks
