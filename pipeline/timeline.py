@@ -19,7 +19,7 @@ from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.clean import temporary_folder
 from pipeline.record import trace as trace_file
-from pipeline.record.store import results, stored_files
+from pipeline.record.store import results, store_access
 
 
 def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -49,7 +49,7 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
 def _fetch_trace(store: Path | str, run_id: str) -> dict[str, Any] | None:
     with temporary_folder.hold_scratch() as scratch:
         try:
-            path = stored_files.fetch(store, run_id, layout.TIMELINE, scratch)
+            path = store_access.fetch(store, run_id, layout.TIMELINE, scratch)
         except TrackingError as error:
             raise TrackingError(f"cannot read {layout.TIMELINE} of run {run_id}: {error}") from error
         if path is None:

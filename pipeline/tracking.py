@@ -18,11 +18,11 @@ from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import spell_close_command
-from pipeline.record.shards.orphaned_runs import close_silent
 from pipeline.record.shards.overview import read_overview
+from pipeline.record.shards.shard_states import close_silent
 from pipeline.record.store import bundle
 from pipeline.record.store.local_store import is_server, set_mlflow_defaults, upgrade
-from pipeline.record.store.relocate import relocate
+from pipeline.record.store.portable_paths import relocate
 from pipeline.record.store.store_access import open_named
 from pipeline.record.tracking_server import RequestHandler, format_error, serve
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from pipeline.base.domain import work_units
 from pipeline.base.domain.records import Group, Job
 from pipeline.base.domain.tags import Tag
-from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, Place, TurnRates, format_turns
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.window import IDLE, SETTLE_S, TURN_S, Place, TurnRates, WindowKind, format_turns
 from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState

@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.base.domain import layout
+from pipeline.base.domain.layout import SCRIPT_PREFIX
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.records import Result
@@ -24,6 +27,7 @@ from pipeline.base.domain.window import Window
 from pipeline.base.system import json_decoder, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host_info import boot_id, machine_id
+from pipeline.base.system.paths import MAX_NAME_BYTES
 from pipeline.base.system.words import escape_controls, escape_to_utf8
 from pipeline.record.owner import Owner
 
@@ -361,3 +365,37 @@ def list_not_finite(figures: Mapping[str, float], series: Mapping[str, Iterable[
     """List the figures and series that have values which are not finite."""
     names = [name for name, points in series.items() if not all(math.isfinite(value) for _, _, value in points)]
     return [*(name for name, value in figures.items() if not math.isfinite(value)), *names]
+
+
+def name_script_artifacts(scripts: Iterable[str]) -> dict[str, str]:
+    """Map the path of each script to the name of its artifact."""
+    first = {path: index for index, path in reversed(list(enumerate(scripts)))}
+    names = Counter(Path(path).name for path in first)
+    return {path: _name_artifact(Path(path).name, index, names[Path(path).name] == 1) for path, index in first.items()}
+
+
+def _name_artifact(name: str, index: int, is_unique: bool) -> str:
+    plain, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
+    if is_unique and len(os.fsencode(plain)) <= MAX_NAME_BYTES:
+        return plain
+    return numbered + os.fsencode(name)[-(MAX_NAME_BYTES - len(numbered)) :].decode(errors="ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """A stored group with all data that is needed to run it again.
+
+    Attributes:
+        experiment: the present name of its experiment.
+        files: text of the group's artifacts, by name.
+        job_locks: locked packages of each job's environment, by the job's index.
+    """
+
+    group: GroupRecord
+    experiment: str
+    files: dict[str, str] = field(default_factory=dict)
+    job_locks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        return self.group.run_id

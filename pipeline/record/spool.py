@@ -32,9 +32,8 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sample_figures import SampleLog
 from pipeline.record import group_folder, group_record
 from pipeline.record.group_folder import Amendment
-from pipeline.record.group_record import AnyRun, Clock, GroupRecord, JobRecord, Series
+from pipeline.record.group_record import AnyRun, Clock, GroupRecord, JobRecord, Series, name_script_artifacts
 from pipeline.record.provenance import Origin, join_uncommitted
-from pipeline.record.stored_group import name_script_artifacts
 from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)

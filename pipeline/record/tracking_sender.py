@@ -29,9 +29,8 @@ from pipeline.base.system.errors import TrackingError
 if TYPE_CHECKING:
     from pipeline.base.domain.records import Plan
     from pipeline.observe.study_progress import PastGroup
-    from pipeline.record.group_record import GroupRecord
+    from pipeline.record.group_record import GroupRecord, Original
     from pipeline.record.shards.slurm_arrays import Submission
-    from pipeline.record.stored_group import Original
 
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
@@ -175,7 +174,7 @@ class Sender:
     def recall(self, run_id: str, store: str) -> Original:
         """Return the group with this run id; the run may also be one of the group's jobs."""
         from pipeline.base.system import json_decoder
-        from pipeline.record.stored_group import Original
+        from pipeline.record.group_record import Original
 
         return json_decoder.decode(Original, self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 

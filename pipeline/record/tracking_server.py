@@ -38,7 +38,7 @@ from pipeline.base.domain import layout
 from pipeline.base.system import interrupts, json_decoder, secrets
 from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder, group_record
-from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
+from pipeline.record.shards import shard_states, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import local_store, results
 from pipeline.record.store.local_store import Store, describe_error, open_store
@@ -90,9 +90,9 @@ class RequestHandler:
                 return {}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "shard": int(shard), **others}:
                 store = self._open(self._uri)
-                return {"groups": orphaned_runs.close_shard(store, experiment, plan, shard, others["programs"])}
+                return {"groups": shard_states.close_shard(store, experiment, plan, shard, others["programs"])}
             case {"op": "take_over", "shards": dict(runs), "facts": dict(facts)}:
-                reused_results.take_over(self._open(self._uri), runs, facts)
+                shard_states.take_over(self._open(self._uri), runs, facts)
                 return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
                 slurm_arrays.note(self._open(self._uri), experiment, Submission(**new))

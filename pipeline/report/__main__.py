@@ -23,8 +23,8 @@ from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
 from pipeline.report.read import group_series, rows, stressor_counters
+from pipeline.report.read.rows import add_store_arguments, named_stores
 from pipeline.report.read.selection import DEVICE, STUDY, Choice
-from pipeline.report.read.stores import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
 COMMANDS = (board_command, bundle_command, claims_command, comparison_command)

@@ -40,7 +40,7 @@ from pipeline.report.page.page import environment, strip_forbidden
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends, to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
-from pipeline.report.read.stores import find_stores
+from pipeline.report.read.rows import find_stores
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")

@@ -38,8 +38,8 @@ from pipeline.report.evaluate.statistics import CONFIDENCE, DRIFT_BLOCKS, MARGIN
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value, list_ends, to_csv
 from pipeline.report.publish import MANIFEST
 from pipeline.report.read import rows
+from pipeline.report.read.rows import find_stores
 from pipeline.report.read.selection import DEVICE, STUDY, Choice
-from pipeline.report.read.stores import find_stores
 from pipeline.report.read.study_records import Study
 
 COMMAND = "compare"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.base.domain.tags import REPORT, Tag
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.links import make_run_link
+from pipeline.record.store.run_artifacts import make_run_link
 from pipeline.record.store.store_access import open_named
 from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate.study_board import summarize_devices, to_json

@@ -13,9 +13,8 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import PastGroup
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.group_record import GroupRecord
+from pipeline.record.group_record import GroupRecord, Original
 from pipeline.record.shards import overview
-from pipeline.record.stored_group import Original
 from pipeline.study import summary
 from pipeline.study.reproduce import differences
 from pipeline.study.study_request import StudyRequest

@@ -1,4 +1,4 @@
-"""The final output of a study: its table, sentences of the report, and links."""
+"""The final output of a study: its table, sentences of the report, and run_artifacts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import ENERGY, Fields, name_figure
 from pipeline.observe.table import format_table
 from pipeline.plan.config_schema import TrackingConfig
-from pipeline.record.store import links
+from pipeline.record.store import run_artifacts
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduction import Reproduction
 
@@ -62,13 +62,13 @@ def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[s
         return [f"error: {error}"]
     experiment_id = store["experiment_id"]
     if store["kind"] == "local":
-        hint, server = links.describe_local_ui(root, experiment_id), None
+        hint, server = run_artifacts.describe_local_ui(root, experiment_id), None
     else:
-        hint, server = links.describe_ui(store["uri"], experiment_id), store["uri"]
+        hint, server = run_artifacts.describe_ui(store["uri"], experiment_id), store["uri"]
     shown = list(failed.items())[:_MOST_LINKS]
     return [
         f"open: {hint}",
-        *(f"open {name}: {links.make_run_link(server, experiment_id, run)}" for run, name in shown),
+        *(f"open {name}: {run_artifacts.make_run_link(server, experiment_id, run)}" for run, name in shown),
     ]
 
 

@@ -12,8 +12,7 @@ import pytest
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Limits, Result
 from pipeline.base.domain.tags import Tag, stored_name
-from pipeline.base.domain.turns import parse_turns
-from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.domain.window import Window, WindowKind, parse_turns
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.interleaving import FIRST_STEPS, Interleaving
 from pipeline.launch.job_group import JobGroup

@@ -29,7 +29,7 @@ from pipeline.plan import command_line
 from pipeline.record import group_folder, group_record, invocation
 from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.invocation import Invocation
-from pipeline.record.store import run_tags
+from pipeline.record.store import content
 from pipeline.study import execution
 from tests.support import experiments
 
@@ -130,7 +130,7 @@ class KeptRows:
         folder.rename(kept)
         series = group_record.read_series(kept)
         jobs = [_job_row(record, job, kept, series.get(str(job.index), {})) for job in record.jobs]
-        data = Data(run_tags.make_group_tags(record), dict(record.params), dict(record.metrics), {})
+        data = Data(content.make_group_tags(record), dict(record.params), dict(record.metrics), {})
         self.groups[record.spool_id] = Row(Info(record.name, record.status), data, kept), jobs
         self.runs[folder] = record.spool_id
         self.failed[folder] = {
@@ -152,7 +152,7 @@ class KeptRows:
 
 
 def _job_row(group: GroupRecord, job: JobRecord, folder: Path, series: group_record.Series) -> Row:
-    tags = run_tags.make_job_tags(group, job) | {Tag.INDEX: str(job.index)}
+    tags = content.make_job_tags(group, job) | {Tag.INDEX: str(job.index)}
     return Row(Info(job.name, job.status), Data(tags, job.all_params, dict(job.metrics), series), folder / job.folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.record.store.local_store import open_store
-from pipeline.record.store.relocate import relocate
+from pipeline.record.store.portable_paths import relocate
 from tests.support.tracking_cases import Serve
 
 

@@ -35,8 +35,8 @@ from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import make_content
 from pipeline.report.page.table_format import MISSING, Table, format_estimate, format_value, round_value
-from pipeline.report.read import rows, stores
-from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read import rows
+from pipeline.report.read.rows import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
 _UNKNOWN = "not known"
@@ -48,7 +48,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published (A100 80GB)"
     )
-    stores.add_store_arguments(parser, source)
+    rows.add_store_arguments(parser, source)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write, in CSV")
 
 
@@ -57,7 +57,7 @@ def answer_profile(arguments: argparse.Namespace) -> CommandAnswer:
     if arguments.from_parvagpu is not None:
         table = profile_table.read_parvagpu(arguments.from_parvagpu)
     else:
-        study = rows.read(stores.named_stores(arguments), arguments.experiment)
+        study = rows.read(rows.named_stores(arguments), arguments.experiment)
         table = profile_measurement.measure_profile(study, f"experiment {arguments.experiment!r}")
     profile_table.write(arguments.out, table)
     workloads = list(dict.fromkeys(row.workload for row in table.rows))

@@ -20,8 +20,8 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record import group_record
-from pipeline.record.group_record import GroupRecord, RunRecord
-from pipeline.record.store import bundle_reader, local_store, run_artifacts, run_tags
+from pipeline.record.group_record import GroupRecord, Original, RunRecord
+from pipeline.record.store import bundle_reader, content, local_store, run_artifacts
 from pipeline.record.store.local_store import (
     Store,
     describe_error,
@@ -30,7 +30,6 @@ from pipeline.record.store.local_store import (
     translate_errors,
 )
 from pipeline.record.store.store_access import open_if_there, open_named
-from pipeline.record.stored_group import Original
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +175,7 @@ def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """
     return _make_table(
         [
-            _make_columns(group, group, group.params, run_tags.make_group_tags(group))
+            _make_columns(group, group, group.params, content.make_group_tags(group))
             for group in read_groups(root_or_uri, experiment)
         ]
     )
@@ -190,7 +189,7 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
                 group,
                 job,
                 job.all_params,
-                run_tags.make_job_tags(group, job) | {Tag.PARENT_RUN: group.run_id, Tag.INDEX: str(job.index)},
+                content.make_job_tags(group, job) | {Tag.PARENT_RUN: group.run_id, Tag.INDEX: str(job.index)},
             )
             for group in read_groups(root_or_uri, experiment)
             for job in group.jobs

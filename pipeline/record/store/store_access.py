@@ -14,6 +14,7 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.clean import temporary_folder
+from pipeline.record.store import bundle_reader, run_artifacts
 from pipeline.record.store.local_store import (
     Store,
     find_foreign_root,
@@ -119,3 +120,18 @@ def _copy_database(root: Path, copy: Path) -> None:
         shutil.copyfile(root / DATABASE, copy / DATABASE)
         with suppress(FileNotFoundError):
             shutil.copyfile(root / f"{DATABASE}-wal", copy / f"{DATABASE}-wal")
+
+
+def fetch(where: Path | str, run_id: str, name: str, scratch: Path) -> Path | None:
+    """Return an artifact of a run, as a copy in `scratch` if it is not a file; `None` if the run does not have it.
+
+    Raises:
+        TrackingError: the artifacts cannot be read.
+    """
+    if not bundle_reader.is_bundle(where):
+        return run_artifacts.fetch(open_named(where), run_id, name, scratch)
+    try:
+        path = bundle_reader.locate(Path(where), run_id) / name
+    except ConfigError as error:
+        raise TrackingError(str(error)) from error
+    return path if path.is_file() else None

@@ -33,10 +33,10 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import sample_figures
 from pipeline.observe.sample_figures import Fields
-from pipeline.record import group_folder, group_record, request_table, sample_series
+from pipeline.record import group_folder, group_record, sample_series
 from pipeline.record.group_record import GroupRecord, JobRecord, RunRecord
 from pipeline.record.sample_series import About, Series, SeriesKey
-from pipeline.record.store import run_artifacts, run_tags
+from pipeline.record.store import content, run_artifacts
 from pipeline.record.store.content import Point, RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
@@ -178,7 +178,7 @@ def amend(store: Store, file: Path) -> None:
     for name, value in amendment.metrics.items():
         if recorded.metrics.get(name) != value:
             store.client.log_metric(run_id, name, value)
-    store.set_tag(run_id, Tag.DESCRIPTION, run_tags.describe_ending(record, record))
+    store.set_tag(run_id, Tag.DESCRIPTION, content.describe_ending(record, record))
     if recorded.result is not result:
         store.set_tag(run_id, Tag.RESULT, result.value)
         store.set_tag(run_id, Tag.REASON, amendment.reason)
@@ -258,7 +258,7 @@ class _Upload:
         logged = content.list_additions(of_job)
         self._add_sampled(content, sample_series.select_child_series(self.samples, job, self.fields))
         places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
-        table = request_table.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
+        table = sample_series.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
         if table is not None:
             self.store.client.log_artifact(run_id, str(table))
         without = [folder / layout.SCRIPT_STORE, *([folder / layout.REQUESTS] if table else [])]
@@ -389,11 +389,11 @@ def _describe_samples(record: GroupRecord) -> About:
 
 
 def _describe_group(record: GroupRecord) -> RunContent:
-    return _describe_run(record.params, run_tags.make_group_tags(record))
+    return _describe_run(record.params, content.make_group_tags(record))
 
 
 def _describe_job(record: GroupRecord, job: JobRecord) -> RunContent:
-    return _describe_run(job.all_params, run_tags.make_job_tags(record, job))
+    return _describe_run(job.all_params, content.make_job_tags(record, job))
 
 
 def _describe_run(params: Mapping[str, str], tags: Mapping[str, str]) -> RunContent:

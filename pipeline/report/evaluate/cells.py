@@ -13,8 +13,7 @@ from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
-from pipeline.base.domain.turns import STRESSOR
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.window import STRESSOR, WindowKind
 from pipeline.base.system.words import group_by, natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (

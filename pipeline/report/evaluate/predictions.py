@@ -32,7 +32,7 @@ from typing import NamedTuple
 from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.base.domain.turns import STRESSOR
+from pipeline.base.domain.window import STRESSOR
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.quantities import name_workload_metric

@@ -19,7 +19,7 @@ from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import SLOWDOWN, select_independent
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.domain.tags import PREFIX, Tag
-from pipeline.base.domain.turns import DIAL, IDLE, RESOURCE, STRESSOR, TURN_S, Place, parse_turns
+from pipeline.base.domain.window import DIAL, IDLE, RESOURCE, STRESSOR, TURN_S, Place, parse_turns
 from pipeline.base.system.words import format_count, group_by, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric

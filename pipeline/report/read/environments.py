@@ -14,7 +14,7 @@ from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import compare_locks, parse_lock, select_computing
 from pipeline.base.system.errors import CollocationError
 from pipeline.clean import temporary_folder
-from pipeline.record.store.stored_files import fetch
+from pipeline.record.store.store_access import fetch
 from pipeline.report.read.study_records import Row
 
 logger = logging.getLogger(__name__)

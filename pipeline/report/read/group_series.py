@@ -19,7 +19,7 @@ from pipeline.clean import temporary_folder
 from pipeline.observe import sample_figures
 from pipeline.observe.sample_figures import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
-from pipeline.record.store.stored_files import fetch
+from pipeline.record.store.store_access import fetch
 from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
 

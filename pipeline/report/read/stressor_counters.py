@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.turns import DIAL, RESOURCE, STRESSOR, TURN_S, Place
+from pipeline.base.domain.window import DIAL, RESOURCE, STRESSOR, TURN_S, Place
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import temporary_folder
 from pipeline.launch import event_reader
 from pipeline.observe.sample_figures import Fields, Window, average_rate
 from pipeline.observe.throughput import select_turns
 from pipeline.record.sample_series import Series, SeriesKey
-from pipeline.record.store.stored_files import fetch
+from pipeline.record.store.store_access import fetch
 from pipeline.report.read.group_series import fetch_samples
 from pipeline.report.read.study_records import Row, StressorCounters, Study
 

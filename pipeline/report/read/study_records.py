@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result
+from pipeline.base.domain.service_figures import OBJECTIVE
 from pipeline.base.domain.sharing_modes import PARTITION, PROFILE, SERIAL, SharingMode
-from pipeline.base.domain.turns import Place
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.window import DIAL, SETTLE_S, TURN_S, Place, WindowKind, parse_turns
+from pipeline.base.system.errors import TrackingError
+from pipeline.record.group_record import GroupRecord
 from pipeline.report.read.labels import JobLabel
 
 
@@ -278,3 +282,43 @@ class Study:
     def num_complete_blocks(self) -> int:
         """The number of blocks in which every group of the study has a result."""
         return sum(block.num_missing == 0 for block in self.blocks)
+
+
+def check_record(group: GroupRecord, store: Path | str) -> None:
+    """Check the notes and params of a group and its jobs.
+
+    Raises:
+        TrackingError: a value has another form than this project records.
+    """
+    for run in (group, *group.jobs):
+        for kind, values, forms in (("note", run.notes, _NOTES), ("param", run.params, _PARAMS)):
+            for key in forms.keys() & values.keys():
+                try:
+                    forms[key](values[key])
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    raise TrackingError(
+                        f"run {run.run_id} in {store} has an impossible {kind} {key}={values[key][:40]!r}; "
+                        "delete the run"
+                    ) from error
+
+
+def _check_figures(text: str) -> None:
+    for facts in json.loads(text).values():
+        "".join((facts["title"], facts["unit"], facts["summary"]))
+
+
+def _check_list(text: str, convert: Callable[[Any], object] = str) -> None:
+    for part in list(json.loads(text)):
+        convert(part)
+
+
+_NOTES: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys(("rates", "first_losses"), lambda text: json.loads(text).items()),
+    "turns": parse_turns,
+    "figures": _check_figures,
+}
+_PARAMS: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys((DIAL, TURN_S, SETTLE_S, OBJECTIVE), float),
+    "resources": _check_list,
+    "dials": lambda text: _check_list(text, float),
+}

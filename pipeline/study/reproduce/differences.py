@@ -15,7 +15,7 @@ from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
-from pipeline.record.stored_group import Original, name_script_artifacts
+from pipeline.record.group_record import Original, name_script_artifacts
 
 # Recorded facts that may change results or speed, with their descriptions.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}

@@ -27,8 +27,8 @@ from pipeline.plan import config_reader, config_schema, job_entries, option_load
 from pipeline.plan.config_reader import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.config_schema import Config
 from pipeline.plan.inventory import Inventory
+from pipeline.record.group_record import Original
 from pipeline.record.store import portable_paths
-from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import differences
 

@@ -15,8 +15,7 @@ import pytest
 
 from pipeline.base.domain.records import Group
 from pipeline.base.domain.tags import Tag
-from pipeline.base.domain.turns import TurnRates, format_turns, parse_turns
-from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.domain.window import TurnRates, Window, WindowKind, format_turns, parse_turns
 from pipeline.base.domain.workload import RateSource
 from pipeline.launch.event_reader import read
 from pipeline.launch.events import Events

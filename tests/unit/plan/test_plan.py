@@ -18,7 +18,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader, plan_text
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.inventory import take_inventory as take_inventory
-from pipeline.record.stored_group import Original
+from pipeline.record.group_record import Original
 from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.support.container_programs import write_apptainer, write_image

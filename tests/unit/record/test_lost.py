@@ -10,7 +10,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError
 from pipeline.record import group_folder, group_record, owner
-from pipeline.record.shards import orphaned_runs
+from pipeline.record.shards import shard_states
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import SECOND, as_running, child, make_spool, record, store_groups
@@ -49,13 +49,13 @@ def described(store):
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
-    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
+    assert shard_states.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", "ok")),
     }
-    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == []
+    assert shard_states.close_shard(store, "e", "p", 1, ["of first"]) == []
 
 
 @pytest.mark.sampled(1)
@@ -70,8 +70,8 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
             raise CommandError(["squeue"], 1, "Socket timed out")
         return queue
 
-    monkeypatch.setattr(orphaned_runs.squeue, "read_cluster_states", states_on)
-    assert orphaned_runs.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    monkeypatch.setattr(shard_states.squeue, "read_cluster_states", states_on)
+    assert shard_states.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
     killed = {name for name, (status, _) in endings(store).items() if status == "KILLED"}
     assert killed == {run for name in closed for run in (f"job of {name}", name)}
 
@@ -81,7 +81,7 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
     name = ended.name
-    assert name in orphaned_runs.close_silent(store, "e", 3600)
+    assert name in shard_states.close_silent(store, "e", 3600)
     assert "host was lost" in described(store)[name]
     group_folder.write(folder, ended)
     upload.send(lambda _: store, folder, series_points=10, begun=begun)
@@ -89,9 +89,9 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
 
 
 def test_what_is_silent_is_closed_when_asked(store):
-    assert orphaned_runs.close_silent(store, "e", silent_s=1e12) == []
-    assert orphaned_runs.close_silent(store, "e", silent_s=3600) == ["first", "second"]
-    assert orphaned_runs.close_silent(store, "no such experiment", silent_s=0) == []
+    assert shard_states.close_silent(store, "e", silent_s=1e12) == []
+    assert shard_states.close_silent(store, "e", silent_s=3600) == ["first", "second"]
+    assert shard_states.close_silent(store, "no such experiment", silent_s=0) == []
 
 
 def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_tag_that_another_attempt_sets_at_the_same_moment_is_set_again(store, 
     monkeypatch.setattr(store.client, "set_tag", refuse_once)
     if reply == "no":
         with pytest.raises(MlflowException, match="no"):
-            orphaned_runs.close_shard(store, "e", "p", 1, [])
+            shard_states.close_shard(store, "e", "p", 1, [])
     else:
-        assert orphaned_runs.close_shard(store, "e", "p", 1, []) == ["first"]
+        assert shard_states.close_shard(store, "e", "p", 1, []) == ["first"]
         assert endings(store)["first"] == ("KILLED", "interrupted")

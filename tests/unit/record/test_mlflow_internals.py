@@ -11,7 +11,7 @@ _KNOWING = {
     "pipeline/record/store/database_schema.py",
     "pipeline/record/store/local_store.py",
     "pipeline/record/store/pages.py",
-    "pipeline/record/store/relocate.py",
+    "pipeline/record/store/portable_paths.py",
 }
 
 

@@ -13,7 +13,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record.group_record import GroupRecord
-from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
+from pipeline.record.shards import group_runs, overview, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content, results
@@ -151,15 +151,15 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     *old, newest = (group.run_id for group in groups)
     store = open_store(root)
     assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
-    reused_results.take_over(store, dict.fromkeys(old, 1), {**of_new_plan, "command_line": "run.py degree=2"})
+    shard_states.take_over(store, dict.fromkeys(old, 1), {**of_new_plan, "command_line": "run.py degree=2"})
     found = overview.read_overview(root, "e")
     assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
     plans = [[facts["plan"] for facts in group.plan_facts] for group in results.find_finished(store, "e")]
     assert sorted(plans) == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
-    reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
+    shard_states.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
-    reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it
+    shard_states.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it
     found = overview.read_overview(root, "e")
     assert found.is_done and (found.plan, found.command) == ("p3", of_one_group["command_line"])
     assert store.client.get_run(newest).data.tags["mlflow.collocation.taken_over_by"].endswith(content.CUT)

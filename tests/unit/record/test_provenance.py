@@ -15,7 +15,7 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan.source_digest import read_code
 from pipeline.record import invocation, provenance
-from pipeline.record.stored_group import name_script_artifacts
+from pipeline.record.group_record import name_script_artifacts
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):

@@ -16,7 +16,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
-from pipeline.record.stored_group import Original
+from pipeline.record.group_record import Original
 from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
 from pipeline.study.reproduce.reproduction import read_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.record import request_table
+from pipeline.record import sample_series
 from pipeline.record.group_record import Clock
 from workloads import client
 
@@ -13,7 +13,7 @@ def test_the_table_has_every_whole_record_and_what_never_came_is_missing(tmp_pat
     clock, file = Clock(wall_ns=10**18, monotonic_ns=1000), tmp_path / client.REQUESTS_FILE
     records = [(2000, 2001, 2005, 2007, 2010, 3, 4), (3000, 3001, 0, 0, 0, 0, 1)]
     file.write_bytes(b"".join(client.REQUEST.pack(*record) for record in records) + b"torn")
-    path = request_table.write(file, clock, tmp_path)
+    path = sample_series.write(file, clock, tmp_path)
     assert path is not None
     table = pd.read_parquet(path)
     assert table["wall_time"].astype("int64").tolist() == [10**18 + 1000, 10**18 + 2000]
@@ -24,4 +24,4 @@ def test_the_table_has_every_whole_record_and_what_never_came_is_missing(tmp_pat
 
 
 def test_a_job_without_requests_has_no_table(tmp_path):
-    assert request_table.write(tmp_path / client.REQUESTS_FILE, Clock(wall_ns=1, monotonic_ns=1), tmp_path) is None
+    assert sample_series.write(tmp_path / client.REQUESTS_FILE, Clock(wall_ns=1, monotonic_ns=1), tmp_path) is None

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.samples import PointSeries, thin_points
 from pipeline.base.domain.script_runs import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.record import request_table
+from pipeline.record import sample_series
 from pipeline.record import tracking_sender as sending
 from pipeline.record.group_record import Clock
 from pipeline.record.store import upload
@@ -82,10 +82,10 @@ def test_the_points_of_a_script_are_read_in_bounded_memory(tmp_path):
 def test_the_table_of_requests_is_written_in_portions(tmp_path, monkeypatch):
     import pandas as pd
 
-    monkeypatch.setattr(request_table, "_AT_ONCE", 10)
+    monkeypatch.setattr(sample_series, "_AT_ONCE", 10)
     file = tmp_path / job_client.REQUESTS_FILE
     file.write_bytes(b"".join(job_client.REQUEST.pack(n, n, 0, 0, 2 * n, 3, 4) for n in range(1, 36)) + b"torn")
-    path = request_table.write(file, Clock(wall_ns=10**18, monotonic_ns=0), tmp_path)
+    path = sample_series.write(file, Clock(wall_ns=10**18, monotonic_ns=0), tmp_path)
     assert path is not None
     table = pd.read_parquet(path)
     assert table["sent_ns"].tolist() == list(range(1, 36)) and table["begun_ns"].isna().all()

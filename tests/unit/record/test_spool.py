@@ -15,7 +15,7 @@ from pipeline.clean import leftovers
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder, group_record
 from pipeline.record.spool import Spool
-from pipeline.record.store import run_tags
+from pipeline.record.store import content
 from pipeline.record.store.content import RunContent
 from tests.support.rows import group
 from tests.support.tracking_cases import Recorded
@@ -88,10 +88,10 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
     assert not leftovers.scratch_path(run.spool_id).exists()
     record = group_record.read(folder)
     assert (record.is_closed, record.status, record.metrics) == (True, "FINISHED", {"makespan_s": 2.0})
-    tags = run_tags.make_group_tags(record)
+    tags = content.make_group_tags(record)
     assert tags["collocation.host"] == record.facts["host"] == "h" and tags["mlflow.source.name"] == "run.py"
     assert [(c.status, c.start_ns, c.end_ns) for c in record.jobs] == [("FINISHED", 7, 9)] * 2
-    assert [run_tags.describe_ending(record, job) for job in record.jobs] == ["ok"] * 2
+    assert [content.describe_ending(record, job) for job in record.jobs] == ["ok"] * 2
     assert json.loads((folder / "samples.jsonl").read_text())["values"] == {"load_1min": 1.5}
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
 
@@ -102,7 +102,7 @@ def test_a_run_of_a_simulated_gpu_says_so_in_its_line(tmp_path, a_group):
         jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in simulated.jobs)
         run.close(GroupResult(group=simulated, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": 2.0}))
     record = group_record.read(run.folder)
-    notes = [run_tags.describe_ending(record, run) for run in (record, *record.jobs)]
+    notes = [content.describe_ending(record, run) for run in (record, *record.jobs)]
     assert all(note.startswith("ok (simulated GPU)") for note in notes)
 
 
@@ -122,7 +122,7 @@ def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
         folder = run.folder
     record = group_record.read(folder)
     assert record.reason == "no partition holds this mix"
-    assert run_tags.describe_ending(record, record) == "skipped: no partition holds this mix"
+    assert content.describe_ending(record, record) == "skipped: no partition holds this mix"
     assert [job.reason for job in record.jobs] == ["did not run"] * 2
     # In MLflow, what did not run must not look failed.
     assert [run.status for run in (record, *record.jobs)] == ["FINISHED"] * 3

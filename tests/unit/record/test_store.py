@@ -20,7 +20,7 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
 from pipeline.record.store import database_schema
 from pipeline.record.store.local_store import is_local, is_ready, open_store
-from pipeline.record.store.relocate import relocate
+from pipeline.record.store.portable_paths import relocate
 from pipeline.record.store.store_access import open_if_there
 from pipeline.report.__main__ import main as report
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of

@@ -26,8 +26,8 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record.group_folder import Amendment, write_amendment
-from pipeline.record.store.links import describe_local_ui, describe_ui, make_run_link, make_ui_link
 from pipeline.record.store.local_store import set_mlflow_defaults
+from pipeline.record.store.run_artifacts import describe_local_ui, describe_ui, make_run_link, make_ui_link
 from pipeline.record.tracking_sender import Sender
 from tests.support import forks
 from tests.support.mlflow_server import start_server

@@ -12,8 +12,8 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
 from pipeline.prepare.env import lock
+from pipeline.record.group_record import Original
 from pipeline.record.spool import _encode_group
-from pipeline.record.stored_group import Original
 from pipeline.study import stored_results
 from pipeline.study.reproduce import differences
 from tests.conftest import GPU, inventory_of

@@ -23,7 +23,7 @@ from pipeline.record.store import bundle, bundle_reader
 from pipeline.record.store.local_store import open_store
 from pipeline.report import __main__ as report
 from pipeline.report.read import rows
-from pipeline.report.read.stores import named_stores
+from pipeline.report.read.rows import named_stores
 from tests.support.bundles import EXPERIMENT, copy_groups, make_groups, write_bundle
 from tests.support.tracking_cases import store_groups
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.page.publications import split_by_agreement
+from pipeline.report.page.page import split_by_agreement
 from pipeline.report.page.table_format import Table, Values
 
 HEADS = ("finding", "case", "ours", "low", "high", "agreement", "by how much", "mind")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import CO_RUNNERS, Result
-from pipeline.base.domain.turns import TurnRates, format_turns
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.window import TurnRates, WindowKind, format_turns
 from pipeline.report.evaluate import effects, paper
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.paper import Agreement

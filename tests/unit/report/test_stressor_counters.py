@@ -14,7 +14,7 @@ import pytest
 from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from pipeline.base.domain.samples import FieldTable
-from pipeline.base.domain.turns import Place
+from pipeline.base.domain.window import Place
 from pipeline.observe.sample_figures import Fields
 from pipeline.record.sample_series import Series, SeriesKey
 from pipeline.report.evaluate.stressors import StressorLoad, describe_loads, list_loads
