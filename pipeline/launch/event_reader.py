@@ -20,8 +20,8 @@ from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import ImpossibleLineError
 from pipeline.launch.events import Epoch, Events, parse_amount, parse_count, parse_whole
+from pipeline.launch.job_state import WHOLE_TIME, Lifetime
 from pipeline.launch.job_steps import NO_EPOCH, Step, StepChain
-from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
 
 MOST_BYTES = 1 << 34
 _BLOCK_BYTES = 1 << 20

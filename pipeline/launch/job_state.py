@@ -10,8 +10,26 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Job, Result
 from pipeline.base.system import regular_files, secrets
-from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
 from pipeline.launch.spawn import Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """Instants of CLOCK_MONOTONIC in ns; the defaults impose no bound.
+
+    Attributes:
+        begin_ns: instant just before the start of the job's process.
+        released_ns: instant at which the job was released from the barrier.
+        end_ns: instant by which the job had sent its `bye` or had exited.
+    """
+
+    begin_ns: int = 0
+    released_ns: int = 0
+    end_ns: int = 2**63 - 1
+
+
+WHOLE_TIME = Lifetime()
+"""Lifetime without bounds, for a job that was not observed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.system import regular_files
 from pipeline.launch.damages import Damages
-from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
+from pipeline.launch.job_state import WHOLE_TIME, Lifetime
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from pipeline.base.system import helper_program, interrupts, startup, study_cache, words
 from pipeline.base.system.errors import CollocationError, CommandError, ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.prepare.device.device_wait import WaitBudget
+from pipeline.prepare.device.device_choice import WaitBudget
 from pipeline.record import tracking_sender
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.plans import make_plan

@@ -15,7 +15,7 @@ import yaml
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.option_fields import option
-from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
+from pipeline.prepare.env import activation, conda_file, lock, rattler, uv
 from pipeline.prepare.env.builder import Builder, digest_facts, find_interpreter
 from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock
@@ -81,7 +81,7 @@ class CondaEnv(BuiltEnv):
             (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
         probed = probe_new(prefix, self.title)
         pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
-        return conda_file.make_explicit_lock(probed.python, conda_meta.read_records(prefix), self._content, pip)
+        return conda_file.make_explicit_lock(probed.python, conda_file.read_records(prefix), self._content, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
         return activation.capture_variables(prefix, self.title)

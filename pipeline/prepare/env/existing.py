@@ -12,7 +12,7 @@ from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path
-from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
+from pipeline.prepare.env import activation, conda_file, editable, lock
 from pipeline.prepare.env.builder import find_interpreter, make_path_variables
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock
@@ -76,7 +76,7 @@ def _describe(python: Path, setting: str) -> Interpreter:
 
 
 def _lock_conda(probed: Probe, packages: Sequence[Distribution]) -> Lock:
-    records = conda_meta.read_records(probed.prefix)
+    records = conda_file.read_records(probed.prefix)
     brought = {str(probed.prefix / file) for record in records for file in record.get("files", ())}
     by_pip = [package for package in packages if f"{package.place}/METADATA" not in brought]
     explicit = conda_file.make_explicit_lock(probed.python, records, CondaFile(), by_pip)

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.launch import event_reader, events, job_steps
-from pipeline.launch.lifetime import Lifetime
+from pipeline.launch.job_state import Lifetime
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult, Observation
 from tests.support.rows import FIELDS, S, group, state, steps

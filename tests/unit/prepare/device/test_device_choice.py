@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.prepare.device import device_choice, device_wait, nvml
-from pipeline.prepare.device.device_wait import WaitBudget
+from pipeline.prepare.device import device_choice, nvml
+from pipeline.prepare.device.device_choice import WaitBudget
 from tests.conftest import GPU
 
 FOUR = [dataclasses.replace(GPU, index=index, uuid=f"GPU-{index}{index}") for index in range(4)]
@@ -75,7 +75,7 @@ def make_busy_error(*looks: bool, by: str = "alice") -> InUseError:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(device_wait, "_LOOK_S", 0.001)
+    monkeypatch.setattr(device_choice, "_LOOK_S", 0.001)
 
 
 def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):

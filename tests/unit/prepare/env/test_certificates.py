@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env import certificates, trust, uv
+from pipeline.prepare.env import trust, uv
 from pipeline.prepare.env.builder import Builder
 
 SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
@@ -18,28 +18,26 @@ SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Places of pip's files that are the test's own, and a system that has certificates."""
+    """Places of pip's files that are the test's own, and a system that has uv."""
     for name in (*SYSTEM, "SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT", "PIP_CONFIG_FILE", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        certificates, "_list_config_files", lambda: iter([tmp_path / "user.conf", tmp_path / "global.conf"])
-    )
-    monkeypatch.setattr(certificates, "_has_system_store", lambda: True)
+    monkeypatch.setattr(uv, "_list_config_files", lambda: iter([tmp_path / "user.conf", tmp_path / "global.conf"]))
+    monkeypatch.setattr(uv, "_has_system_store", lambda: True)
     (tmp_path / "ca.pem").touch()
     (tmp_path / "folder").mkdir()
     return tmp_path
 
 
 def test_the_certificates_of_the_system_are_trusted_by_default():
-    assert certificates.choose_variables() == SYSTEM
+    assert uv.choose_variables() == SYSTEM
 
 
 @pytest.mark.parametrize("name", SYSTEM)
 @pytest.mark.parametrize("value", ["false", "true", ""])
 def test_who_has_told_uv_whether_to_trust_the_system_is_obeyed(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    assert certificates.choose_variables() == {}
+    assert uv.choose_variables() == {}
 
 
 def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places):
@@ -47,27 +45,27 @@ def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places)
     for capath in (None, str(places / "folder"), str(places / "absent")):
         paths = ssl.DefaultVerifyPaths(None, capath, "SSL_CERT_FILE", "", "SSL_CERT_DIR", "")
         monkeypatch.setattr(ssl, "get_default_verify_paths", lambda paths=paths: paths)
-        assert not certificates._has_system_store()
+        assert not uv._has_system_store()
     paths = ssl.DefaultVerifyPaths(None, str(places / "folder"), "SSL_CERT_FILE", "", "SSL_CERT_DIR", "")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
     (places / "folder/ca.pem").touch()
-    assert certificates._has_system_store()
+    assert uv._has_system_store()
 
 
 def test_the_certificate_of_pip_is_that_of_uv(monkeypatch, places):
     variables = {"SSL_CERT_FILE": str(places / "ca.pem")}
     (places / "global.conf").write_text(f"[global]\ncert = {places}/ca.pem\nindex-url = https://u:%@h/simple\n")
-    assert certificates.choose_variables() == SYSTEM | variables
+    assert uv.choose_variables() == SYSTEM | variables
     (places / "user.conf").write_text(f"[install]\ncert = {places}/folder\n[global]\ncert = {places}/ca.pem\n")
-    assert certificates.choose_variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
+    assert uv.choose_variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
     (places / "user.conf").write_text("cert = of no section\n")
-    assert certificates.choose_variables() == SYSTEM | variables
+    assert uv.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("PIP_CERT", str(places / "absent.pem"))
-    assert certificates.choose_variables() == SYSTEM
+    assert uv.choose_variables() == SYSTEM
     monkeypatch.setenv("PIP_CERT", str(places / "ca.pem"))
-    assert certificates.choose_variables() == SYSTEM | variables
+    assert uv.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("SSL_CERT_DIR", "/certificates")
-    assert certificates.choose_variables() == SYSTEM
+    assert uv.choose_variables() == SYSTEM
 
 
 def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
@@ -76,13 +74,13 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    first, _, *later_files = map(str, certificates._list_config_files())
+    first, _, *later_files = map(str, uv._list_config_files())
     assert [first, *later_files] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    assert list(certificates._list_config_files()) == []
+    assert list(uv._list_config_files()) == []
 
 
 def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):

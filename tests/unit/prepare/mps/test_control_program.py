@@ -22,7 +22,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.prepare.mps.logs import MpsLogs
+from pipeline.prepare.mps.mps_daemon import MpsLogs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import mig_devices, used_memory_mib
 from pipeline.simulation.machine.state_file import StateFile, mig_uuid
