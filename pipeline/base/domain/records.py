@@ -65,10 +65,6 @@ class Resume(enum.StrEnum):
     ACCEPT_ENVIRONMENT = "accept_environment"
 
 
-EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
-"""Builder of a conda environment: py-rattler, or a program of that name."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSpec:
     """One configured listener."""

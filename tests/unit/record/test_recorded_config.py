@@ -102,7 +102,7 @@ def test_a_damaged_configuration_is_refused_in_words(text):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("target", "absent"),
-    [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"]), ("conda.CondaEnv", ["env.tool"])],
+    [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"])],
 )
 def test_keys_are_filled_in_only_for_the_kind_of_environment_that_has_them(compose, target, absent):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)

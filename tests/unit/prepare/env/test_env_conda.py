@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import EnvTool
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
@@ -236,57 +232,3 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
     assert "secret" not in lock.text and "token-1" not in lock.text
     for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
         assert secrets.strip_logins(place) == place
-
-
-# Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.
-STAND_IN = """
-import json, os, re, subprocess, sys
-import yaml
-argv = sys.argv[1:]
-with open(os.environ["CALLS"], "a") as calls:
-    calls.write(json.dumps([os.path.basename(sys.argv[0]), *argv]) + "\\n")
-prefix, file = argv[argv.index("--prefix") + 1], argv[argv.index("--file") + 1]
-text = open(file).read()
-task = {"channels": [], "specs": [], "packages": [], "prefix": prefix, "cache": os.environ["CALLS"] + ".cache"}
-if file.endswith(".yml"):
-    content = yaml.safe_load(text)
-    task["channels"] = [c for c in content["channels"] if c != "nodefaults"]
-    task["specs"] = content["dependencies"]
-else:
-    task["packages"] = [dict(zip(("url", "md5"), line.split("#"))) for line in text.split() if "#" in line]
-sys.exit(subprocess.run([sys.executable, "-P", RATTLER], input=json.dumps(task), text=True).returncode)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tool", ["conda", "mamba", "micromamba"])
-def test_another_tool_is_called_by_its_own_command_line_and_gives_the_same_lock(
-    channel, resolve, tmp_path, monkeypatch, tool
-):
-    program = tmp_path / "bin" / tool
-    program.parent.mkdir()
-    rattler = str(PROJECT_DIR / "pipeline/prepare/env/rattler.py")
-    program.write_text(f"#!{sys.executable}\nRATTLER = {rattler!r}\n{STAND_IN}")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    file = channel.environment_yml(tmp_path / "e.yml", "tiny=1")
-    built = resolve(file, tool=EnvTool[tool])
-    direct = resolve(file)
-    assert built.python != direct.python and built.lock == direct.lock
-    lock = tmp_path / "environment.txt"
-    lock.write_text("\n".join(built.lock))
-    assert resolve(lock, tool=EnvTool[tool]).lock_digest == direct.lock_digest
-    first, second = (json.loads(line) for line in (tmp_path / "calls").read_text().splitlines())
-    assert first[:2] == ([tool, "create"] if tool == "micromamba" else [tool, "env"])
-    assert second[:3] == [tool, "create", "--yes"]
-    with pytest.raises(ConfigError, match=f"{tool} printed(.|\n)*No candidates"):
-        resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=7"), tool=EnvTool[tool])
-
-
-def test_a_tool_that_is_not_there_is_refused_by_a_dry_run(channel, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("MAMBA_EXE", raising=False)
-    file = channel.environment_yml(tmp_path / "e.yml")
-    with pytest.raises(ConfigError, match=r"use env.tool=rattler"):
-        CondaEnv(str(file), str(tmp_path / "cache"), EnvTool.micromamba).preview()
