@@ -135,13 +135,6 @@ def compute_energy_per_epoch(row: Row, _: Sequence[JobRow | None]) -> float | No
     return work * energy_j if work and energy_j and has_time else None
 
 
-def compute_energy_per_epoch_above_idle(row: Row, alone: Sequence[JobRow | None]) -> float | None:
-    """Return `E_epoch (1 - E_idle / E)`: the energy per epoch without the share of the idle power."""
-    per_epoch, above, energy_j = (compute_energy_per_epoch(row, alone), row.metrics.get("energy_above_idle_j"),
-                                  row.metrics.get("energy_j"))  # fmt: skip
-    return per_epoch * above / energy_j if per_epoch and above is not None and energy_j else None
-
-
 def compute_latency_deviation(row: Row, _: Sequence[JobRow | None]) -> float | None:
     """Return `max(s)`: the largest deviation of latency of the services of a row."""
     services = _list_services(row)
@@ -260,9 +253,6 @@ _ALL = (
                compute=partial(combine_instances, INSTANCE_MEMORY, max)),
     Metric(name="energy_per_epoch_j", title="energy per epoch of a job", unit="J", table="energy", is_lower_better=True,
            compute=compute_energy_per_epoch),
-    Metric(name="energy_per_epoch_above_idle_j", title="energy per epoch above idle", unit="J", table="energy",
-           is_lower_better=True, compute=compute_energy_per_epoch_above_idle,
-           caption="Energy of the whole GPU above its idle power, for one epoch of a job."),
     Metric(name=ENERGY_VS_ALONE, title="energy against the same work alone", table="energy", is_lower_better=True),
     Metric(name=ENERGY_VS_BEST_SOLO, title="energy against the same work in the best step mode alone", table="energy",
            is_lower_better=True),
