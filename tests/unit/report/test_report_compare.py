@@ -47,14 +47,14 @@ def rows(
     **changes: Any,
 ) -> list[Row]:
     """One job alone, and two naive ones that fill the GPU or share the scatter of the host."""
-    rng, made = random.Random(seed), []
+    rng, group_rows = random.Random(seed), []
     for block in range(1, blocks + 1):
         of_host = math.exp(rng.gauss(0, host))
         for mode, degree, rate in (("serial", 1, 1000.0), ("naive", 2, naive)):
             speed = rate / degree * of_host * math.exp(rng.gauss(0, scatter))
             metrics = {"energy_per_sample_j": energy_j * math.exp(rng.gauss(0, scatter))}
-            made.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
-    return made
+            group_rows.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
+    return group_rows
 
 
 def compared(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> dict[tuple[str, str], CaseChange]:
@@ -100,7 +100,7 @@ def test_the_test_is_that_of_welch_on_logarithms() -> None:
     assert (test.ratio.low, test.ratio.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
     assert test.ratio.median == pytest.approx(90.25 / 100)
     drifting = compare_studies(before, after, is_drifting=(True, True))
-    widths = [math.log(found.ratio.high / found.ratio.low) for found in (test, drifting)]
+    widths = [math.log(comparison.ratio.high / comparison.ratio.low) for comparison in (test, drifting)]
     assert widths[1] == pytest.approx(widths[0] * math.sqrt(DRIFT_BLOCKS))
 
 
@@ -191,11 +191,11 @@ def test_several_gpus_count_once_each_and_three_are_needed() -> None:
 
 
 def services(ms: float, seed: int, sustained: float = 1.0) -> list[Row]:
-    own, rng = params("infer", given_rate="10", precision="fp32"), random.Random(seed)
+    service_params, rng = params("infer", given_rate="10", precision="fp32"), random.Random(seed)
     return [
         row(
             mode,
-            tuple(job(index, own, 10.0) for index in range(2)),
+            tuple(job(index, service_params, 10.0) for index in range(2)),
             block,
             metrics={"latency_p99_worst_ms": ms * math.exp(rng.gauss(0, 0.001)), "sustained_worst_ratio": sustained},
         )
@@ -213,12 +213,12 @@ def test_services_are_compared_by_latency_and_fail_if_they_do_not_sustain_their_
 def test_fixed_work_is_compared_by_its_time() -> None:
     def timed(seconds: float, seed: int) -> list[Row]:
         rng = random.Random(seed)
-        made = []
+        timed_rows = []
         for block in range(1, 6):
             jobs = tuple(job(index, params(), None, metrics={"makespan_s": seconds}) for index in range(2))
             metrics = {"makespan_s": seconds * math.exp(rng.gauss(0, 0.001))}
-            made.append(row("naive", jobs, block, window=WindowKind.WORK, metrics=metrics))
-        return made
+            timed_rows.append(row("naive", jobs, block, window=WindowKind.WORK, metrics=metrics))
+        return timed_rows
 
     change = compared(timed(10.0, 1), timed(11.0, 2))["naive", "speed"]
     assert (change.change, change.measure) == (Change.SLOWER, "total time")
@@ -243,7 +243,7 @@ def test_what_differs_is_listed_with_two_commits_of_one_study() -> None:
 
     before = study(*(changed(r, git_commit="aaaa" if r.block < 3 else "bbbb") for r in rows(1)))
     after = study(*(changed(r, driver_version="590.48", git_commit="bbbb") for r in rows(2, device=H200)))
-    assert [dataclasses.astuple(found) for found in list_differences(before, after)] == [
+    assert [dataclasses.astuple(difference) for difference in list_differences(before, after)] == [
         ("GPU model", "NVIDIA H100 80GB HBM3", H200),
         ("git commit", "aaaa, bbbb", "bbbb"),
         ("driver", "580.159.04", "590.48"),
@@ -328,15 +328,15 @@ def test_of_several_references_those_on_the_gpu_model_of_the_newest_study_count(
     }
     file = tmp_path / "found.json"
     status, out, _ = run(studies, "--out", str(file))
-    told = json.loads(file.read_text())
-    assert status == told["status"] == 1 and "of h200" not in out
+    report = json.loads(file.read_text())
+    assert status == report["status"] == 1 and "of h200" not in out
     verdicts = {
         reference["study"]["source"]: {
             change["mode"]: change["change"]
             for change in reference["comparison"]["changes"]
             if change["quantity"] == Quantity.SPEED
         }
-        for reference in told["references"]
+        for reference in report["references"]
     }
     equal = {"serial": "equal", "naive": "equal"}
     assert verdicts == {"old": equal, "new": equal | {"naive": "slower"}}
@@ -352,13 +352,13 @@ def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> 
     run(studies, "--out", str(table))
     run(studies, "--out", str(page))
     note, _, text = table.read_text().partition("\n")
-    found = list(csv.DictReader(io.StringIO(text)))
-    assert note.startswith("# Medians over blocks") and len(found) == 4
-    assert [(line["mode"], line["verdict"]) for line in found if line["quantity"] == "speed"] == [
+    table_rows = list(csv.DictReader(io.StringIO(text)))
+    assert note.startswith("# Medians over blocks") and len(table_rows) == 4
+    assert [(line["mode"], line["verdict"]) for line in table_rows if line["quantity"] == "speed"] == [
         ("serial", "equal"),
         ("naive", "slower"),
     ]
-    assert float(found[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
+    assert float(table_rows[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
     lines = page.read_text().splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("| speed |"))
     assert {line.count("|") for line in lines[head : head + 4]} == {lines[head].count("|")}

@@ -36,15 +36,15 @@ def measured(
 ) -> list[Row]:
     """One store: its own GPU, host and plan, five blocks of one job alone and of two naive jobs that fill the GPU."""
     rows = []
-    own = params(environment_digest=lock, script=script)
+    job_params = params(environment_digest=lock, script=script)
     for block, speed in enumerate(host, start=1):
         for scenario, degree, rate in (("serial", 1, 1000.0 * speed), ("naive", 2, 750.0)):
-            made = copies(
+            group_row = copies(
                 scenario,
                 degree,
                 rate * (1 + 0.0001 * number * block),
                 block,
-                own,
+                job_params,
                 window=WindowKind.INTERLEAVED,
                 settings=settings(window),
                 gpu_uuid=f"GPU-{number}",
@@ -55,10 +55,10 @@ def measured(
             )
             jobs = tuple(
                 dataclasses.replace(job, digest=f"{job.digest}{code}", program_digest=f"program{code}", run_id=lock)
-                for job in made.jobs
+                for job in group_row.jobs
             )
-            key = made.key.replace(made.jobs[0].digest, jobs[0].digest)
-            rows.append(dataclasses.replace(made, jobs=jobs, key=key))
+            key = group_row.key.replace(group_row.jobs[0].digest, jobs[0].digest)
+            rows.append(dataclasses.replace(group_row, jobs=jobs, key=key))
     return rows
 
 

@@ -27,15 +27,15 @@ from tests.support.report_rows import job, params, row, study, table_of
 
 
 def service(index: int, rate: float, latency_ms: float, sequence: int = 0, **changes: Any) -> JobRow:
-    own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
-    own |= {"objective_ms": "50.0", "objective_percentile": "99.0", "arrival_sequence": str(sequence)}
+    service_params = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
+    service_params |= {"objective_ms": "50.0", "objective_percentile": "99.0", "arrival_sequence": str(sequence)}
     figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
-    return job(index, own, None, metrics=figures, **changes)
+    return job(index, service_params, None, metrics=figures, **changes)
 
 
 def served(scenario: str, degree: int, rate: float, latency_ms: float, block: int = 1, **figures: Any) -> Row:
     """Equal services at a rate, with the figures of their group."""
-    own = {
+    group_figures = {
         "throughput_total_requests_per_s": degree * rate,
         "latency_mean_worst_ms": latency_ms,
         "latency_p99_worst_ms": 3 * latency_ms,
@@ -43,7 +43,7 @@ def served(scenario: str, degree: int, rate: float, latency_ms: float, block: in
         "rate_sustained_worst_ratio": 1.0,
     }
     jobs = tuple(service(index, rate, latency_ms, (index + block - 1) % degree) for index in range(degree))
-    return row(scenario, jobs, block, metrics=own | figures)
+    return row(scenario, jobs, block, metrics=group_figures | figures)
 
 
 def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> None:
@@ -62,8 +62,8 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
         (4, "naive", "p99 within 50 ms", 50, 200, "18", 100),
         (4, "MPS", "p99 within 50 ms", 100, 400, "24", 200),
     ]
-    (said,) = write_answer(study(*rows), make_cells(study(*rows)), [])
-    assert "infer answers 400 requests/s alone, 200 requests/s in 4 jobs (naive) and 400 requests/s in 4 j" in said
+    (sentence,) = write_answer(study(*rows), make_cells(study(*rows)), [])
+    assert "infer answers 400 requests/s alone, 200 requests/s in 4 jobs (naive) and 400 requests/s in 4 j" in sentence
     speed = next(
         table for table in make_tables(study(*rows), make_cells(study(*rows)), [], [], []) if table.name == "speed"
     )
@@ -77,11 +77,11 @@ def test_a_rate_of_too_few_requests_for_the_percentile_is_not_called_none() -> N
 
     grew = {"rate_sustained_worst_ratio": 0.5}
     unknown = [asked(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [asked("mps", 200, **grew)]
-    (said,) = write_answer(study(*unknown), make_cells(study(*unknown)), []) or [""]
-    assert "rate" not in said
+    (sentence,) = write_answer(study(*unknown), make_cells(study(*unknown)), []) or [""]
+    assert "rate" not in sentence
     half = [*unknown, *(asked("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
-    (said,) = write_answer(study(*half), make_cells(study(*half)), [])
-    assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in said
+    (sentence,) = write_answer(study(*half), make_cells(study(*half)), [])
+    assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in sentence
 
 
 def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
@@ -92,17 +92,20 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
         rows.append(served("naive", 4, 50, 20.0 * jitter, block))
         rows.append(served("mps", 4, 50, 10.0 / jitter, block))
     cells = make_cells(study(*rows))
-    found = {(each.mode, each.against): each for each in compare_modes(cells)}
-    assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
-    assert found["MPS", "naive"].ratio is not None
-    assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
-    assert "x naive by the p99 latency of the slowest job (" in found["MPS", "naive"].sentence
-    assert found["naive", "serial"].ratio is not None
-    assert found["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
+    named_comparisons = {(comparison.mode, comparison.against): comparison for comparison in compare_modes(cells)}
+    assert named_comparisons["MPS", "naive"].metric == "latency_p99_worst_ms"
+    assert named_comparisons["MPS", "naive"].ratio is not None
+    assert named_comparisons["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
+    assert "x naive by the p99 latency of the slowest job (" in named_comparisons["MPS", "naive"].sentence
+    assert named_comparisons["naive", "serial"].ratio is not None
+    assert named_comparisons["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
     assert [*curves.sketch_gains(cells, None)] == []
-    (said,) = write_answer(study(*rows), cells, [])
-    assert "the p99 latency of services that run together is 1.99 times" in said and "(4 infer bs128, naive)" in said
+    (sentence,) = write_answer(study(*rows), cells, [])
+    assert (
+        "the p99 latency of services that run together is 1.99 times" in sentence
+        and "(4 infer bs128, naive)" in sentence
+    )
 
 
 def test_only_the_service_with_the_arrivals_of_the_run_alone_is_compared_with_it() -> None:
@@ -139,16 +142,19 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
         without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
         rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
     cells = make_cells(study(*rows))
-    found = compare_modes(cells)
-    assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
-    assert found[0].ratio is None
-    assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
-    (said,) = write_answer(study(*rows), cells, [])
-    assert "(4 infer bs128, MPS) that of one service alone" in said and "naive" not in said
+    comparisons = compare_modes(cells)
+    assert [(comparison.mode, comparison.against) for comparison in comparisons] == [
+        ("naive", "serial"),
+        ("MPS", "serial"),
+    ]
+    assert comparisons[0].ratio is None
+    assert comparisons[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
+    (sentence,) = write_answer(study(*rows), cells, [])
+    assert "(4 infer bs128, MPS) that of one service alone" in sentence and "naive" not in sentence
     (drawn,) = bar_charts.sketch_copies(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
-    (measured,) = study_board.summarize_devices(study(*rows), cells, found, [])
+    (measured,) = study_board.summarize_devices(study(*rows), cells, comparisons, [])
     (four,) = measured.outcomes
     assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
 
@@ -166,7 +172,10 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         ("MPS", "infer", None, "2", "2"),
         ("MPS", "train", "0.8", None, None),
     ]
-    naive, mps = (list(each) for _, each in itertools.groupby(compare_services(cells), key=lambda each: each.cell.mode))
+    naive, mps = (
+        list(mode_pairs)
+        for _, mode_pairs in itertools.groupby(compare_services(cells), key=lambda service_pair: service_pair.cell.mode)
+    )
     assert describe_mix(mps) == (
         "T+I, MPS: the p99 latency of infer is 2.00 times its latency alone and the throughput of train is 0.80 times "
         "its throughput alone."
@@ -177,8 +186,8 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         ("train", SLOWDOWN),
     ]
     (sketch,) = bar_charts.sketch_mixes(cells, None)
-    kept, paid = sketch.paint().axes
-    assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
+    throughput_axes, paid = sketch.paint().axes
+    assert [bar.get_height() for bar in throughput_axes.patches] == pytest.approx([0.4, 0.8])
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
 
 
@@ -193,12 +202,12 @@ def test_two_services_of_which_one_does_not_sustain_its_rate_are_no_mix_of_servi
 
 def test_each_variant_of_one_training_beside_a_service_keeps_its_part() -> None:
     eager, graph = params("train"), params("train", step_mode="cuda_graph")
-    rows = [row("serial", (job(0, own, 100.0),)) for own in (eager, graph)]
+    rows = [row("serial", (job(0, train_params, 100.0),)) for train_params in (eager, graph)]
     rows.append(row("serial", (service(0, 50, 5.0),)))
     rows.append(row("mps", (job(0, eager, 90.0), job(1, graph, 40.0), service(2, 50, 10.0))))
     pairs = compare_services(make_cells(study(*rows)))
-    kept = {pair.subject: pair.gain for pair in pairs if pair.metric == SLOWDOWN}
-    assert kept == {"train bs128": pytest.approx(0.9), "train bs128 (CUDA graph)": pytest.approx(0.4)}
+    kept_shares = {pair.subject: pair.gain for pair in pairs if pair.metric == SLOWDOWN}
+    assert kept_shares == {"train bs128": pytest.approx(0.9), "train bs128 (CUDA graph)": pytest.approx(0.4)}
 
 
 def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
@@ -213,10 +222,10 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
         rows.append(row(scenario, jobs, metrics={"energy_j": energy_j, "energy_above_idle_j": 900.0}))
     saturated = (job(0, train, 70.0, size="T"), service(1, 50, 30.0, size="I"))
     rows.append(row("mps_percent", saturated, metrics={"rate_sustained_worst_ratio": 0.8}))
-    found = study(*rows)
-    cells = make_cells(found)
-    kept, energy, latency = write_answer(found, cells, [])
-    assert kept == (
+    report_study = study(*rows)
+    cells = make_cells(report_study)
+    throughput, energy, latency = write_answer(report_study, cells, [])
+    assert throughput == (
         "On one NVIDIA H100 80GB HBM3, jobs that run with services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
@@ -224,13 +233,13 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
         r"Services and jobs together use 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
     )
     assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times their latency alone."
-    (grid,) = grids(found, cells, compare_modes(cells), [])
+    (grid,) = grids(report_study, cells, compare_modes(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
     texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}
     assert texts["throughput kept by train"] == [["0.90"], ["0.80"], ["0.70"]]
     assert texts["p99 latency of infer"] == [["4.00"], ["2.00"], ["rate not sustained"]]
     assert [bool(entries and entries[0]) for entries in texts["energy of all"]] == [True, True, False]
-    page = render(make_content(found))
+    page = render(make_content(report_study))
     assert "No two modes have figures" not in page and "throughput kept by train" in page
     opening = page[page.index("<figure") : page.index("</figure>")]
     assert 'id="figure-beside-inference"' in opening and "energy, times alone" in opening
@@ -241,8 +250,8 @@ def test_bars_of_one_colour_say_which_they_are() -> None:
     jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
     both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
     (sketch,) = bar_charts.sketch_mixes(make_cells(study(*alone, *both)), None)
-    kept, *_ = sketch.paint().axes
-    assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
+    throughput_axes, *_ = sketch.paint().axes
+    assert {tick.get_text() for tick in throughput_axes.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
 
 
 def test_what_is_as_many_as_the_requests_is_said_once() -> None:
@@ -263,7 +272,9 @@ def served_of_fractions(
     percentage: int | None, degree: int, users: int, latency_ms: float, block: int = 1, **changes: Any
 ) -> Row:
     """Return services with clients that wait, on a percentage of the GPU; `None` is the whole GPU without MPS."""
-    own = params("infer", work_unit="requests", outstanding=users, objective_ms="20.0", objective_percentile="50.0")
+    service_params = params(
+        "infer", work_unit="requests", outstanding=users, objective_ms="20.0", objective_percentile="50.0"
+    )
     place = {} if percentage is None else {"mps_active_thread_percentage": str(percentage)}
     options = {} if percentage is None else {"active_thread_pct": percentage}
     figures = {"throughput_requests_per_s": 1000 * users / latency_ms, "latency_mean_ms": latency_ms}
@@ -274,7 +285,7 @@ def served_of_fractions(
         "latency_p95_worst_ms": 1.5 * latency_ms,
         "energy_per_request_j": 0.25 / degree,
     }
-    jobs = tuple(job(index, own, None, metrics=figures, place=place) for index in range(degree))
+    jobs = tuple(job(index, service_params, None, metrics=figures, place=place) for index in range(degree))
     scenario = "serial" if percentage is None else "mps_percent"
     return row(scenario, jobs, block, metrics=group, options=options, **changes)
 

@@ -85,11 +85,11 @@ def make_rate_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] 
     ]
 
 
-def assert_a_report_says_the_same(found: list[Contrast], *expected: NDArray[Any]) -> None:
+def assert_a_report_says_the_same(verdicts: list[Contrast], *expected: NDArray[Any]) -> None:
     decisions, different, equal = expected
-    assert [verdict.decision for verdict in found] == list(decisions)
+    assert [verdict.decision for verdict in verdicts] == list(decisions)
     p = np.where(decisions == Decision.EQUAL, equal, different)
-    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(p), rel=1e-6)
+    assert [verdict.p_adjusted for verdict in verdicts] == pytest.approx(list(p), rel=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
@@ -183,7 +183,7 @@ def test_the_mean_over_gpus_is_covered_where_each_counts_once(between: float, of
     ratios = on_several_gpus(math.log(1.3), between, 4000, 1)[:, 0]
     several = [estimate(select_independent(dict(enumerate(row, start=1)), GPUS)) for row in ratios.tolist()]
     pooled = [estimate(row) for row in ratios.tolist()]
-    covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in found]) for found in (several, pooled))
+    covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in intervals]) for intervals in (several, pooled))
     print(f"between GPUs {between:.1%}: covered {covered:.3f}, of blocks as if independent {covered_pooled:.3f}")
     assert 0.94 < covered < 0.96
     assert covered_pooled < of_blocks
@@ -211,12 +211,12 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
             for cell in make_rate_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
         expected = judged(units[table : table + 1])
-        assert_a_report_says_the_same(compare_modes(cells), *(each[0] for each in expected))
+        assert_a_report_says_the_same(compare_modes(cells), *(table_results[0] for table_results in expected))
 
 
 def test_an_interval_reaches_to_the_median_of_values_in_two_heaps() -> None:
-    found = statistics.estimate([1.0] * 5 + [1.6] * 6)
-    assert found.median == found.high == 1.6 and found.low is not None and found.low < 1.3
+    interval = statistics.estimate([1.0] * 5 + [1.6] * 6)
+    assert interval.median == interval.high == 1.6 and interval.low is not None and interval.low < 1.3
     assert statistics.estimate([1980.0] * 5) == statistics.Estimate(median=1980.0, low=1980.0, high=1980.0, n=5)
 
 
@@ -269,19 +269,19 @@ def test_an_estimate_of_few_values_has_no_interval() -> None:
 
 
 def test_a_share_stays_between_0_and_1() -> None:
-    found = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
-    assert found.high == 1.0 and found.low is not None and found.low < 0.99
+    interval = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
+    assert interval.high == 1.0 and interval.low is not None and interval.low < 0.99
     lows = [estimate([0.0, 0.1, 2.0], scale).low for scale in (Scale.PLAIN, Scale.AMOUNT, Scale.POSITIVE)]
     assert lows[0] is not None and lows[0] < 0 and lows[1:] == [0.0, 0.0]
 
 
 def test_the_t_interval_is_that_of_the_textbook() -> None:
     # Peaks take few values: an interval of their mean can lie below every one that must fit.
-    found = estimate([2335.0, 7485.0, 7485.0, 7485.0, 3983.0], Scale.PEAK)
-    assert (found.low, found.median, found.high) == (2335.0, 7485.0, 7485.0)
-    found = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
+    interval = estimate([2335.0, 7485.0, 7485.0, 7485.0, 3983.0], Scale.PEAK)
+    assert (interval.low, interval.median, interval.high) == (2335.0, 7485.0, 7485.0)
+    interval = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
     half = 2.7764451 * math.sqrt(0.625) / math.sqrt(5)
-    assert (found.median, found.low, found.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
+    assert (interval.median, interval.low, interval.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
 
 
 def test_equality_within_the_margin_needs_evidence() -> None:
@@ -309,7 +309,7 @@ def test_both_kinds_of_claims_are_corrected_as_one_family() -> None:
 
 def pairs_of(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
     """Both adjusted p values of each comparison."""
-    return list(zip(*(found.tolist() for found in correct_p_values(different, equal)), strict=True))
+    return list(zip(*(adjusted.tolist() for adjusted in correct_p_values(different, equal)), strict=True))
 
 
 def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
@@ -330,8 +330,10 @@ def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None
     assert typical.deviation == pytest.approx(noise, rel=0.01)
     n = statistics.blocks_needed(typical, 10)
     assert n is not None
-    found = [compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
-    assert 0.75 < np.mean(found) < 0.92
+    verdicts = [
+        compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)
+    ]
+    assert 0.75 < np.mean(verdicts) < 0.92
 
 
 GOAL = PrecisionGoal(pct=5, max_blocks=20)
@@ -537,10 +539,10 @@ def test_more_blocks_are_needed_if_the_baseline_drifts() -> None:
     assert drifting.p_different > plain.p_different
 
 
-def with_energy(made: list[Row], joules: tuple[float, ...]) -> list[Row]:
+def with_energy(rows_before: list[Row], joules: tuple[float, ...]) -> list[Row]:
     """Add the energy of a window of 10 s, and its energy per sample."""
     changed = []
-    for row, per_sample in zip(made, joules, strict=True):
+    for row, per_sample in zip(rows_before, joules, strict=True):
         rate = row.metrics["throughput_total_samples_per_s"]
         energy = {"energy_per_sample_j": per_sample, "energy_j": per_sample * 10 * rate}
         changed.append(dataclasses.replace(row, metrics={**row.metrics, **energy}))
@@ -565,10 +567,10 @@ def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
 
 
 def test_a_latency_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
-    made = []
+    service_rows = []
     for block, host in enumerate(HOST, start=1):
-        made += [served("serial", 1, 50, 5.0 / host, block), served("naive", 4, 50, 20.0, block)]
-    (cell,) = (cell for cell in make_cells(study(*made)) if cell.degree == 4 and cell.mode == "naive")
+        service_rows += [served("serial", 1, 50, 5.0 / host, block), served("naive", 4, 50, 20.0, block)]
+    (cell,) = (cell for cell in make_cells(study(*service_rows)) if cell.degree == 4 and cell.mode == "naive")
     plain = statistics.estimate([4 * host for host in HOST])
     assert math.log(cell.estimates[MEAN_SLOWDOWN].high / cell.estimates[MEAN_SLOWDOWN].low) == pytest.approx(
         math.sqrt(5) * math.log(plain.high / plain.low)

@@ -37,17 +37,17 @@ def study(blocks, noise=(1.0,)):
 def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for_numpy(monkeypatch):
     for module in ("numpy", "scipy", "mlflow", "pandas"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = summarize_study("test", list(study(1)))
-    (sentence,) = found.sentences
+    summary = summarize_study("test", list(study(1)))
+    (sentence,) = summary.sentences
     assert sentence == ("2 x a, MPS: 1.80 x serial (1 block; no interval below 3 blocks, no verdict below 5).")
-    assert found.fastest == {"mps"}
+    assert summary.fastest == {"mps"}
 
 
 def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
-    found = summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99))))
-    (sentence,) = found.sentences
+    summary = summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99))))
+    (sentence,) = summary.sentences
     assert sentence.startswith("2 x a: MPS is fastest, 1.80 x serial (1.7")
-    assert found.fastest == {"mps"}
+    assert summary.fastest == {"mps"}
 
 
 def test_one_mode_a_marked_one_and_one_that_was_rehearsed_are_not_called_fastest():
@@ -87,8 +87,8 @@ def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
 def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
     pair = group("a", "a")
     rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 101.0), ended(pair, 60.0, Result.FAILED)]
-    found = summarize_study("test", rows)
-    assert (found.sentences, found.fastest) == ((), frozenset())
+    summary = summarize_study("test", rows)
+    assert (summary.sentences, summary.fastest) == ((), frozenset())
 
 
 def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
@@ -136,7 +136,7 @@ def test_where_sharing_loses_it_says_by_how_much():
     for block in range(1, 6):
         rows += [ended(group("a", sequential=True, block=block), 100.6 + 0.4 * (block % 2))]
         rows += [ended(group("a", "a", block=block), 40.0)]
-    found = summarize_study("test", rows)
-    (sentence,) = found.sentences
+    summary = summarize_study("test", rows)
+    (sentence,) = summary.sentences
     assert sentence.startswith("2 x a: serial is fastest. 2 x a, naive: 0.79 x serial (0.79 to 0.80; 5 blocks)")
-    assert found.fastest == frozenset()  # one after another is no group of its own
+    assert summary.fastest == frozenset()  # one after another is no group of its own

@@ -92,9 +92,9 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     return put
 
 
-def stressor_row(own: dict[str, str] = TURN_PARAMS, scenario: str = "serial", **changes: Any) -> Row:
+def stressor_row(stressor_params: dict[str, str] = TURN_PARAMS, scenario: str = "serial", **changes: Any) -> Row:
     """Return a stressor alone, with a window from 1 to 11 s."""
-    return row(scenario, (job(0, own, None),), **changes)
+    return row(scenario, (job(0, stressor_params, None),), **changes)
 
 
 def test_the_time_in_which_a_turn_settles_and_incomplete_turns_do_not_count(put: Callable[..., None]) -> None:
