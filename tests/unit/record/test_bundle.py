@@ -76,7 +76,7 @@ def test_a_bundle_has_all_records_and_artifacts_and_is_imported_as_it_was_sent(
 
 def list_contents(store: Store) -> dict[str, object]:
     """Return what MLflow has of each run, apart from the names of the machine."""
-    (experiment,) = (found for found in store.client.search_experiments() if found.name == "study")
+    (experiment,) = (experiment for experiment in store.client.search_experiments() if experiment.name == "study")
     return {
         f"{run.data.tags['mlflow.collocation.spool_id']} {run.info.run_name}": (
             (run.info.status, run.info.start_time, run.info.end_time, sorted(run.data.tags), sorted(run.data.params)),
@@ -114,14 +114,18 @@ def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_
 
     with start() as living, start() as killed:
         try:
-            kept, lost = (Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed))
-            assert sorted(scratch.iterdir()) == sorted((kept, lost))
+            folder_of_living, folder_of_killed = (
+                Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed)
+            )
+            assert sorted(scratch.iterdir()) == sorted((folder_of_living, folder_of_killed))
             killed.kill()
             killed.wait()
             with start() as later:
                 new = Path((later.stdout or sys.stdin).readline().strip())
                 later.kill()
-            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "groups").is_dir()
+            assert (
+                sorted(scratch.iterdir()) == sorted((folder_of_living, new)) and (folder_of_living / "groups").is_dir()
+            )
         finally:
             living.kill()
             killed.kill()

@@ -36,14 +36,14 @@ def store(root):
 
 def endings(store):
     """Status and result of every run, by name."""
-    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
     runs = store.client.search_runs([experiment.experiment_id])
     return {run.info.run_name: (run.info.status, run.data.tags.get(Tag.RESULT)) for run in runs}
 
 
 def described(store):
     """What each run says of its end, by name."""
-    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
     runs = store.client.search_runs([experiment.experiment_id])
     return {run.info.run_name: run.data.tags.get(Tag.DESCRIPTION) for run in runs}
 

@@ -28,21 +28,27 @@ pytestmark = pytest.mark.store
 
 def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    given = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
-    given |= (
+    facts_of_run = {
+        "plan_shard": shard,
+        "digest": digest,
+        "plan": "p2",
+        "plan_shards": "2x2,1x1",
+        "gpu_uuid": f"GPU-{shard}",
+    }
+    facts_of_run |= (
         {"boot_id": "b", "host": "h1", "command_line": "run.py"}
         | facts
         | ({} if result is None else {"result": result})
     )
     later = facts.pop("later_plans", ())
-    given = {name: value for name, value in given.items() if name != "later_plans"}
+    facts_of_run = {name: value for name, value in facts_of_run.items() if name != "later_plans"}
     return GroupRun(
         name=digest,
         later_plans=later,
         status="RUNNING" if result is None else "FINISHED",
         start_ms=900_000,
         end_ms=None if result is None else 910_000,
-        facts={name: str(value) for name, value in given.items()},
+        facts={name: str(value) for name, value in facts_of_run.items()},
     )
 
 
@@ -65,10 +71,13 @@ def seen_of_server(monkeypatch, seen):
     """The overview of these runs, and of what Slurm was given."""
 
     def look(
-        given: Submission, *runs: GroupRun, queue: overview.Queue, ends: Callable[..., Mapping[str, str]] = lambda _: {}
+        submission: Submission,
+        *runs: GroupRun,
+        queue: overview.Queue,
+        ends: Callable[..., Mapping[str, str]] = lambda _: {},
     ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
-        monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: given)
+        monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: submission)
         return seen(*runs, queue=queue, ends=ends)
 
     return look
@@ -82,15 +91,15 @@ def test_sizes_of_shards_are_kept_in_few_words(sizes) -> None:
 
 def test_shards_are_done_running_incomplete_or_not_begun(seen) -> None:
     again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
-    found = seen(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
-    assert [(shard.state, dict(shard.results), shard.group) for shard in found.shards] == [
+    progress = seen(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
+    assert [(shard.state, dict(shard.results), shard.group) for shard in progress.shards] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
         ("not begun", {}, ""),
     ]
-    assert found.seconds_left == 3 * 10
-    assert not found.is_done
-    assert "shards: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in found.as_text(
+    assert progress.seconds_left == 3 * 10
+    assert not progress.is_done
+    assert "shards: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in progress.as_text(
         NOW_S
     )
 
@@ -110,8 +119,8 @@ def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
 
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
     old = run(3, "z", plan="p1", plan_shards="9x9")
-    found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
-    assert [(shard.state, shard.host) for shard in found.shards] == [
+    progress = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
+    assert [(shard.state, shard.host) for shard in progress.shards] == [
         ("done", "h1"),
         ("incomplete", "h1"),
         ("not begun", ""),
@@ -134,10 +143,10 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
     ],
 )
 def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later, states, results) -> None:
-    found = seen(run(1, "a"), run(1, "b", "skipped"), *later)
-    assert (found.shards[0].state, dict(found.shards[0].results)) == (states, results)
-    said = "\n1 group skipped: resume=true runs the groups that can run now\n"
-    assert (said in found.as_text(NOW_S)) == ("skipped" in results)
+    progress = seen(run(1, "a"), run(1, "b", "skipped"), *later)
+    assert (progress.shards[0].state, dict(progress.shards[0].results)) == (states, results)
+    message = "\n1 group skipped: resume=true runs the groups that can run now\n"
+    assert (message in progress.as_text(NOW_S)) == ("skipped" in results)
 
 
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
@@ -152,25 +161,28 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     store = open_store(root)
     assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
     reused_results.take_over(store, dict.fromkeys(old, 1), {**of_new_plan, "command_line": "run.py degree=2"})
-    found = overview.read_overview(root, "e")
-    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
+    progress = overview.read_overview(root, "e")
+    assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
+        ("done", {"ok": 2}),
+        ("done", {"ok": 1}),
+    ]
     plans = [[facts["plan"] for facts in group.plan_facts] for group in results.find_finished(store, "e")]
     assert sorted(plans) == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
     reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
     reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it
-    found = overview.read_overview(root, "e")
-    assert found.is_done and (found.plan, found.command) == ("p3", of_one_group["command_line"])
+    progress = overview.read_overview(root, "e")
+    assert progress.is_done and (progress.plan, progress.command) == ("p3", of_one_group["command_line"])
     assert store.client.get_run(newest).data.tags["mlflow.collocation.taken_over_by"].endswith(content.CUT)
 
 
 def test_of_the_plans_that_have_a_result_the_last_one_counts(seen) -> None:
     """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
-    shorter, whole = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
+    shorter, longer_plan = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
     stopped = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
     assert seen(stopped).is_done
-    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, whole])
+    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
     assert [shard.state for shard in seen(resumed).shards] == ["done", "not begun"]
 
 
@@ -186,21 +198,21 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
         run(2, "b", **h100),
         run(3, "a", **h100),
     ]
-    found = seen(*begun)
-    assert [(shard.model, shard.number, shard.state) for shard in found.shards] == [
+    progress = seen(*begun)
+    assert [(shard.model, shard.number, shard.state) for shard in progress.shards] == [
         *(("", number, "not begun") for number in (1, 2, 3)),
         *(("H100", number, "done") for number in (1, 2, 3)),
     ]
-    assert not found.is_done and found.seconds_left is None
-    found = seen(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
-    assert [(shard.model, shard.number, shard.state) for shard in found.shards][:4] == [
+    assert not progress.is_done and progress.seconds_left is None
+    progress = seen(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
+    assert [(shard.model, shard.number, shard.state) for shard in progress.shards][:4] == [
         ("A100", 1, "running"),
         ("A100", 2, "not begun"),
         ("A100", 3, "not begun"),
         ("H100", 1, "done"),
     ]
-    assert found.seconds_left == 4 * 10
-    text = found.as_text(NOW_S)
+    assert progress.seconds_left == 4 * 10
+    text = progress.as_text(NOW_S)
     assert "shards: 3 done, 1 running, 2 not begun; 6 of 10 groups have a result, about 40 s left" in text
     assert text.startswith("GPU model  shard")
 
@@ -214,10 +226,10 @@ def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> Gr
 
 
 def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
-    asked = []
+    queries = []
 
     def queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
-        asked.append((cluster, set(arrays)))
+        queries.append((cluster, set(arrays)))
         return {"7_1": "RUNNING", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING"}
 
     began = [
@@ -228,9 +240,9 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> No
         *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
         run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
-    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue)
-    assert asked == [("c1", {"7"})]  # neither of an older plan nor of another cluster
-    assert [(shard.state, shard.group or shard.reason) for shard in found.shards] == [
+    progress = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue)
+    assert queries == [("c1", {"7"})]  # neither of an older plan nor of another cluster
+    assert [(shard.state, shard.group or shard.reason) for shard in progress.shards] == [
         ("running", "b"),
         ("lost", "b"),
         ("waiting", "Resources"),
@@ -241,14 +253,14 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> No
         ("running", "a"),
         ("not begun", ""),
     ]
-    assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
-    assert seen(run(1, "a", None), queue=queue).shards[0].state == "running" and len(asked) == 1
+    assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in progress.as_text(NOW_S)
+    assert seen(run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
 
 
 def test_a_shard_with_skipped_groups_waits_if_its_task_does(seen) -> None:
     skipped = [task(1, "a"), task(1, "b", "skipped")]
-    found = seen(*skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"})
-    assert [(shard.state, shard.tasks) for shard in found.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
+    progress = seen(*skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"})
+    assert [(shard.state, shard.tasks) for shard in progress.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
 
 def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
@@ -302,11 +314,11 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
     store = open_store(root)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
         slurm_arrays.note(store, "e", new)
-    found = slurm_arrays._read(store, "e")
-    assert found is not None and list(found.arrays) == ["7", "9"]
+    submission = slurm_arrays._read(store, "e")
+    assert submission is not None and list(submission.arrays) == ["7", "9"]
     slurm_arrays.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
-    found = slurm_arrays._read(store, "e")
-    assert found is not None and list(found.arrays) == ["12"]
+    submission = slurm_arrays._read(store, "e")
+    assert submission is not None and list(submission.arrays) == ["12"]
     store.client.set_experiment_tag(store.open_experiment("e"), slurm_arrays.TAG, '{"of": "another version"}')
     assert slurm_arrays._read(store, "e") is slurm_arrays._read(store, "absent") is None
 
@@ -331,19 +343,19 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
     def queue(*_: object) -> Mapping[str, str]:
         raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
-    found = seen(task(1, "a", None), queue=queue)
-    assert found.shards[0].state == "running"
+    progress = seen(task(1, "a", None), queue=queue)
+    assert progress.shards[0].state == "running"
     assert re.search(
         "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
-        found.as_text(NOW_S),
+        progress.as_text(NOW_S),
         re.MULTILINE,
     )
 
 
 def test_simulated_gpus_are_named(seen) -> None:
     assert "simulated" not in seen(run(1, "a", device="H100")).as_text(NOW_S)
-    found = seen(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
-    assert "\nsimulated: A100\n" in found.as_text(NOW_S)
+    progress = seen(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
+    assert "\nsimulated: A100\n" in progress.as_text(NOW_S)
 
 
 def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
@@ -353,13 +365,13 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
     waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
-    found = seen(*waiting)
-    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [
+    progress = seen(*waiting)
+    assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
         ("incomplete", {"interrupted": 1}),
         ("done", {"ok": 1}),
         ("running", {}),
     ]
-    assert found.num_unsent == 2
+    assert progress.num_unsent == 2
     assert not seen(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
@@ -368,32 +380,32 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
 
     def measured(plan: str, beside: int, **facts: str) -> GroupRun:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
-        found = run(1, plan, other_gpus=beside, **{**study, **facts})
-        return replace(found, facts={**found.facts, "shard": "1"})
+        group_run = run(1, plan, other_gpus=beside, **{**study, **facts})
+        return replace(group_run, facts={**group_run.facts, "shard": "1"})
 
-    found = seen(measured("p1", 0))
-    assert [(shard.model, shard.state) for shard in found.shards] == [("", "not begun"), ("H100 alone", "done")]
-    assert not found.is_done and "to run the rest: " in found.as_text(NOW_S)
+    progress = seen(measured("p1", 0))
+    assert [(shard.model, shard.state) for shard in progress.shards] == [("", "not begun"), ("H100 alone", "done")]
+    assert not progress.is_done and "to run the rest: " in progress.as_text(NOW_S)
     two = {"plan_shards": "1x2"}
     assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
-    found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
-    assert [(shard.model, shard.state) for shard in found.shards] == [
+    progress = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
+    assert [(shard.model, shard.state) for shard in progress.shards] == [
         ("H100 alone", "done"),
         ("H100 in company", "done"),
     ]
-    assert found.is_done
+    assert progress.is_done
     with pytest.raises(TrackingError, match="contains only groups that load the other GPUs"):
         seen(run(1, "a", other_gpus=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
-    found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
-    assert [shard.state for shard in found.shards] == ["done", "not begun", "not begun"]
-    assert found.as_text(NOW_S).startswith("shard")
+    progress = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
+    assert [shard.state for shard in progress.shards] == ["done", "not begun", "not begun"]
+    assert progress.as_text(NOW_S).startswith("shard")
 
 
 @pytest.mark.parametrize(
-    ("recorded", "said"),
+    ("recorded", "last_line"),
     [
         (
             "run.py -m a=1,2 hydra/launcher=gpus",
@@ -411,9 +423,9 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),
     ],
 )
-def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
+def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, last_line: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said.replace("PYTHON", "python")
+    assert text.splitlines()[-1] == last_line.replace("PYTHON", "python")
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
@@ -421,8 +433,8 @@ def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, 
 def test_a_study_of_one_shard_is_called_the_study(seen) -> None:
     sizes = {"plan_shards": "2x1"}
     groups = [run(1, "a"), run(1, "b")]
-    found = seen(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
-    head, line, summary, *_ = found.as_text(NOW_S).splitlines()
+    progress = seen(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
+    head, line, summary, *_ = progress.as_text(NOW_S).splitlines()
     assert head.split()[0] == "state" and line.split()[:2] == ["done", "2/2"]
     assert summary == "study: done; 2 of 2 groups have a result"
 
@@ -442,8 +454,8 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
     noted = replace(given("7", "9"), folder=str(tmp_path))
     ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}
     ends |= {"9_7": "FAILED NonZeroExitCode"}
-    found = seen_of_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
-    assert [(shard.state, shard.message) for shard in found.shards] == [
+    progress = seen_of_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
+    assert [(shard.state, shard.message) for shard in progress.shards] == [
         ("incomplete", "OUT_OF_MEMORY"),
         ("ended", held.format(22)),
         ("ended", held.format(3)),
@@ -453,15 +465,15 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         ("ended", "FAILED NonZeroExitCode; its output is empty"),
         *[("not begun", "")] * 2,
     ]
-    text = found.as_text(NOW_S)
+    text = progress.as_text(NOW_S)
     assert f"\nshards 2, 3: {held.format(22)} (output: {tmp_path}/9_2.log)\n" in text
     assert f"\nshard 4: waits for CPU, which is held by bob (output: {tmp_path}/9_4.log)\n" in text
 
     def silent(_: Collection[str]) -> Mapping[str, str]:
         raise CommandError(["squeue"], 1, "timed out")
 
-    found = seen_of_server(noted, *began, queue=lambda *_: {}, ends=silent)
-    assert [shard.message for shard in found.shards[:2]] == ["", held.format(22)]
+    progress = seen_of_server(noted, *began, queue=lambda *_: {}, ends=silent)
+    assert [shard.message for shard in progress.shards[:2]] == ["", held.format(22)]
 
 
 def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:

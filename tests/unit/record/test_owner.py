@@ -78,15 +78,15 @@ def test_where_no_boot_is_known_the_name_decides(machine: Path) -> None:
 def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only_when_asked(tmp_path: Path) -> None:
     of_container = left_open(tmp_path, "0001-container", host="4f2a", machine_id="")
     before_boot = left_open(tmp_path, "0002-boot", host="4f2a", boot_id=OTHER_BOOT)
-    theirs = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
-    spool = theirs.parents[1]
+    foreign_folder = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
+    spool = foreign_folder.parents[1]
     assert len(group_folder.read_ended(spool)) == 2
     survey = group_folder.survey(spool)
-    assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
-    assert [group_record.read(folder).is_closed for folder in (of_container, theirs)] == [True, False]
+    assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {foreign_folder: "there"})
+    assert [group_record.read(folder).is_closed for folder in (of_container, foreign_folder)] == [True, False]
     survey = group_folder.survey(spool, closes_lost=True)
-    assert (theirs in survey.ready, survey.elsewhere) == (True, {})
-    assert group_record.read(theirs).status == "KILLED"
+    assert (foreign_folder in survey.ready, survey.elsewhere) == (True, {})
+    assert group_record.read(foreign_folder).status == "KILLED"
 
 
 def test_a_container_that_lives_keeps_its_group_by_its_lock(tmp_path: Path) -> None:
@@ -150,5 +150,5 @@ def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, mon
 
 
 def test_a_record_names_the_machine_that_wrote_it(tmp_path: Path) -> None:
-    found = group_record.read(make_spool(tmp_path, record(())))
-    assert (found.boot_id, found.machine_id) == (BOOT, MACHINE)
+    stored_record = group_record.read(make_spool(tmp_path, record(())))
+    assert (stored_record.boot_id, stored_record.machine_id) == (BOOT, MACHINE)

@@ -114,41 +114,41 @@ def test_keys_are_filled_in_only_for_the_kind_of_environment_that_has_them(compo
 
 def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose):
     (original,) = compose(["listeners=[host,nvml,smi]"])
-    (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
+    (changed_config,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
     with open_dict(original):
         for key in ("listeners.smi", "listeners.nvml.interval_ms"):
-            reproduction._take_over(original, given, key)
+            reproduction._take_over(original, changed_config, key)
     (config,) = config_reader.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
 def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
     (original,) = compose([])
-    (given,) = compose(["exporter=prometheus", "exporter.port=9412"])
+    (changed_config,) = compose(["exporter=prometheus", "exporter.port=9412"])
     with open_dict(original):
         for key in ("exporter", "exporter.port"):
-            reproduction._take_over(original, given, key)
+            reproduction._take_over(original, changed_config, key)
     (config,) = config_reader.read([original])
     assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
 
 
 def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their_locks(compose):
-    (whole,) = compose(["mix=['python a.py']", "co_runners=1", "env=venv"])
+    (composed_config,) = compose(["mix=['python a.py']", "co_runners=1", "env=venv"])
     jobs = [{"index": 0, "entry": 0, "size": None}, {"index": 1, "entry": 1, "size": None}]
     original = dataclasses.replace(
         recorded(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}
     )
-    with interrupts.UndoStack() as stack, open_dict(whole):
-        reproduction._build_from_locks(whole, original, stack)
-        assert Path(whole.mix[0].env_file).read_text() == "mine"
-        assert Path(whole.workload.env_file).read_text() == "theirs"
+    with interrupts.UndoStack() as stack, open_dict(composed_config):
+        reproduction._build_from_locks(composed_config, original, stack)
+        assert Path(composed_config.mix[0].env_file).read_text() == "mine"
+        assert Path(composed_config.workload.env_file).read_text() == "theirs"
 
 
 def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
-    (whole,) = compose(["env=conda"])
+    (composed_config,) = compose(["env=conda"])
     original = dataclasses.replace(recorded(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
     with interrupts.UndoStack() as stack, pytest.raises(ConfigError, match="job 0 was recorded without its secrets"):
-        reproduction._build_from_locks(whole, original, stack)
+        reproduction._build_from_locks(composed_config, original, stack)
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
@@ -157,8 +157,10 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
     to_build = dataclasses.replace(
         built,
         interpreters={
-            env: dataclasses.replace(each, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built")
-            for env, each in built.interpreters.items()
+            env: dataclasses.replace(
+                interpreter, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built"
+            )
+            for env, interpreter in built.interpreters.items()
         },
     )
     (group,) = planning.build_plan(configs, built, is_sweep=False).groups

@@ -122,8 +122,8 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
 
 
 def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
-    given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
-    assert results._describe_programs(given) == "train --epochs 3 --lr 0.1 --fast"
+    facts = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
+    assert results._describe_programs(facts) == "train --epochs 3 --lr 0.1 --fast"
     assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"
 
 

@@ -97,14 +97,14 @@ def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Pat
     monkeypatch.setattr(group_folder.leftovers, "clear", lambda spool_id: cleared.append(spool_id) or 0)
     running = as_running(record(()))
     forged = make_spool(tmp_path, replace(running, spool_id="a/../other"), "0001-forged")
-    theirs = make_spool(tmp_path, replace(running, spool_id="b"), "0002-theirs")
-    monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    foreign_folder = make_spool(tmp_path, replace(running, spool_id="b"), "0002-theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: foreign_folder.stat().st_uid + 1)
     (elsewhere := tmp_path / "elsewhere" / "folder").mkdir(parents=True)
     (elsewhere / "lock").touch()
     os.utime(elsewhere / "lock", (0, 0))
     (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
     survey = group_folder.survey(tmp_path / "spool")
-    assert survey.ready == (theirs,) and list(survey.unreadable) == [forged]
+    assert survey.ready == (foreign_folder,) and list(survey.unreadable) == [forged]
     assert "spool_id 'a/../other' is not an id" in survey.unreadable[forged]
     assert elsewhere.is_dir() and not cleared
 

@@ -41,13 +41,15 @@ PHASES = spans_of(("setup", 10, 11), ("launch", 11, 20), ("window", 20, 28), ("e
 
 
 def trace_of(jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=PHASES, **group) -> dict[str, Any]:
-    made = make_group(*[f"w{i}" for i in jobs], **group)
+    toy_group = make_group(*[f"w{i}" for i in jobs], **group)
     results = [
-        JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S) for job in made.jobs
+        JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S) for job in toy_group.jobs
     ]
     of_jobs = [span for index, named in jobs.items() for span in spans_of(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
-    row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
+    row = GroupResult(
+        group=toy_group, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs)
+    )
     return traces.make_trace(record(), row, samples, FIELDS)
 
 
@@ -159,7 +161,7 @@ def test_the_check_of_the_format_can_fail(change, problem):
     trace = trace_of({0: WHOLE})
     launch = next(event for event in trace["traceEvents"] if event["name"] == "launch")
     launch.update(change)
-    assert any(problem in each for each in problems(trace))
+    assert any(problem in message for message in problems(trace))
 
 
 def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -172,8 +174,8 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
         (["--uri", "unknown://server"], "MLflow cannot open unknown://server"),
     ):
         assert timeline.main([*store, "--out", str(out)]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1 and words in said
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,18 +187,18 @@ def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, ca
         upload.send(lambda uri: store, folder, series_points=10)
     out = tmp_path / "trace.json"
     assert timeline.main(["--root", str(root), "--experiment", EXPERIMENT, "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(f"1 group ({len(DAMAGED) - 1} more without a readable timeline)")
-    assert said.err.count("is damaged") == len(DAMAGED) - 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"1 group ({len(DAMAGED) - 1} more without a readable timeline)")
+    assert printed.err.count("is damaged") == len(DAMAGED) - 1
     assert problems(json.loads(out.read_text())) == []
 
 
 DAMAGED = [
-    lambda whole: whole,
-    lambda whole: whole[:-20],
-    lambda whole: b"\xff" + whole,
-    lambda whole: b"[]",
-    lambda whole: b"{}",
-    lambda whole: whole.replace(b"begin_wall_ns", b"x"),
-    lambda whole: whole.replace(b'"ph"', b'"p"'),
+    lambda content: content,
+    lambda content: content[:-20],
+    lambda content: b"\xff" + content,
+    lambda content: b"[]",
+    lambda content: b"{}",
+    lambda content: content.replace(b"begin_wall_ns", b"x"),
+    lambda content: content.replace(b'"ph"', b'"p"'),
 ]

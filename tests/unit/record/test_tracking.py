@@ -153,8 +153,8 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     sent = flush(root)
     assert sent.returncode == 0, sent.stderr
     assert f"0001-elsewhere to {uri} as run" in sent.stdout and f"0002-here to {root} as run" in sent.stdout
-    (there,) = runs_of(MlflowClient(uri))
-    assert there.data.metrics["x"] == 1.0
+    (moved_run,) = runs_of(MlflowClient(uri))
+    assert moved_run.data.metrics["x"] == 1.0
     assert len(runs_of(client(root))) == 1
 
     make_spool(root, record(()))

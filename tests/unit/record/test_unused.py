@@ -105,13 +105,13 @@ def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only
     def gone(run):
         raise TrackingError("no answer")
 
-    for recall, said in (
+    for recall, words in (
         (gone, "no answer"),
         (lambda run: dataclasses.replace(original, files={layout.GROUP: "{"}), "damaged"),
         (lambda run: dataclasses.replace(original, files={layout.GROUP: '{"jobs": [1]}'}), "damaged"),
     ):
         lines = explained(planned, finished, recall, "seed=3")
-        assert len(lines) == 2 and lines[1].startswith("    changes unknown: ") and said in lines[1]
+        assert len(lines) == 2 and lines[1].startswith("    changes unknown: ") and words in lines[1]
 
 
 def test_where_all_that_is_stored_belongs_to_the_plan_nothing_is_said(planned):

@@ -90,7 +90,7 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
         return folder
 
     upload.send(lambda uri: store, new_group(), series_points=100)
-    whole = content(store.client)
+    expected = content(store.client)
     killed = 0
     for k in range(1, 100):
         for after in (False, True):
@@ -102,7 +102,7 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
             except Killed:
                 killed += 1
             upload.send(lambda uri: store, folder, series_points=100)
-            assert content(store.client) == whole
+            assert content(store.client) == expected
             assert not list((root / "spool").glob("*/*"))
         if killed < 2 * k:
             break
@@ -135,8 +135,8 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     assert run.data.metrics == {"ok_s": 1.0, "loss": 1.0, "summary/loss": 5.0}
     assert run.data.tags["collocation.not_finite"] == "bad_s, loss"
     assert run.data.params["config"].endswith("long_values.json]")
-    kept = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
-    assert kept == {"params": {"config": long}, "tags": {"note": long}}
+    long_values = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
+    assert long_values == {"params": {"config": long}, "tags": {"note": long}}
 
 
 def test_the_spool_keeps_a_group_until_the_disk_has_its_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +184,11 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     store = open_store(root)
     runs = upload.send(lambda uri: store, folder, series_points=10)
     assert runs is not None
-    found = {
+    series_by_run = {
         name: {key for key in run.data.metrics if key.startswith("system/")}
         for name, run in by_name(store.client).items()
     }
-    assert found == {
+    assert series_by_run == {
         "group 1": {"system/nvml/power_w", "system/gpm/gi3/sm_active_ratio", "system/host/cpu_pct"},
         "0-toy": {"system/gpm/gi3/sm_active_ratio", "system/host/pss_mib"},
         "1-toy": {"system/nvml/power_w"},
@@ -201,10 +201,10 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     table = pd.read_parquet(store.client.download_artifacts(runs.parent, "samples.parquet"))
     assert list(table.columns) == ["source", "job", "gi_id", "t_ns", "wall_time", "field", "value"]
     assert len(table) == 103
-    own = table[table["field"] == "pss_mib"].iloc[0]
-    assert (own["source"], own["job"], own["value"]) == ("host", 0, 100.0)
-    assert pd.isna(own["gi_id"])
-    assert own["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
+    memory_sample = table[table["field"] == "pss_mib"].iloc[0]
+    assert (memory_sample["source"], memory_sample["job"], memory_sample["value"]) == ("host", 0, 100.0)
+    assert pd.isna(memory_sample["gi_id"])
+    assert memory_sample["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
 
 
 SCRIPT = """
@@ -286,9 +286,9 @@ def test_files_beyond_the_limits_are_kept_beside_the_store(root: Path, monkeypat
     run = by_name(store.client)["0-toy"]
     assert "(too many or too large, moved next to the store)" in run.data.tags["collocation.left_out"]
     logged = [item.path for item in store.client.list_artifacts(run.info.run_id, "output")]
-    kept = files_of(root / "left_out/study/0001-mig")
-    assert len(kept) == 2 and len(logged) == 6
-    assert sorted(int(Path(path).name) for path in (*kept, *logged)) == list(range(8))
+    moved_files = files_of(root / "left_out/study/0001-mig")
+    assert len(moved_files) == 2 and len(logged) == 6
+    assert sorted(int(Path(path).name) for path in (*moved_files, *logged)) == list(range(8))
 
 
 @pytest.fixture
@@ -326,8 +326,8 @@ def test_a_file_that_cannot_be_read_or_is_not_taken_keeps_no_group_out_of_the_st
     )
     logged = {item.path for item in store.client.list_artifacts(run.info.run_id, "output")}
     assert logged == {"output/loss#1", "output/a\nb", os.fsdecode(b"output/\xff"), "output/ordinary"}
-    kept = {path.name for path in files_of(root / "left_out")}
-    assert kept == {"%41", ".artifact.uploading.x", "of_a_config_map"}
+    moved_names = {path.name for path in files_of(root / "left_out")}
+    assert moved_names == {"%41", ".artifact.uploading.x", "of_a_config_map"}
 
 
 class Server:
@@ -443,8 +443,8 @@ def test_an_amendment_waits_for_the_end_of_its_group(root: Path) -> None:
     ended = record(())
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
-    told = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}
-    late = Amendment(experiment=EXPERIMENT, spool_id=ended.spool_id, **told)
+    changes = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}
+    late = Amendment(experiment=EXPERIMENT, spool_id=ended.spool_id, **changes)
     file = group_folder.write_amendment(root / "spool", late)
     with pytest.raises(TrackingError, match="not in the store yet"):  # another process finds it first
         upload.amend(store, file)
