@@ -145,7 +145,7 @@ def test_only_planned_parts_of_a_gpu_are_shared_by_pods(tmp_path: Path, capsys) 
     (tmp_path / "gpu").write_text(listing((1, "")))
     words = [f"{name}-gpu-1x={tmp_path / 'gpu'}" for name in "ab"]
     assert granted(tmp_path, *words, gpus=(SHARED,), kind="kai") == 0
-    alone = [Gpu(model=SHARED.model, mode="naive", instances=(each,)) for each in SHARED.instances]
+    alone = [Gpu(model=SHARED.model, mode="naive", instances=(instance_alone,)) for instance_alone in SHARED.instances]
     capsys.readouterr()
     assert granted(tmp_path, *words, gpus=tuple(alone), kind="kai") == 1
     assert f"a-gpu-1x: got the same GPU as b-gpu-1x: GPU-{uuid(1)}" in capsys.readouterr().out

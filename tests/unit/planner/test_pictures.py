@@ -116,7 +116,7 @@ def compared(*counts: int | None) -> dict[str, object]:
 
 def test_loads_are_drawn_in_their_order_with_a_gap_where_there_is_no_plan() -> None:
     loads = pictures.read_loads({"loads": [compared(4, None), compared(2, 3) | {"load": 1}]}, "here")
-    assert [each.load for each in loads] == [1, 2]
+    assert [load.load for load in loads] == [1, 2]
     figure = pictures._paint_loads(loads, is_proved=False)
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["m0"] == [2, 4] and lines["m1"][0] == 3 and lines["m1"][1] != lines["m1"][1]
@@ -152,7 +152,7 @@ def test_what_cannot_be_drawn_is_refused_and_nothing_written(
     deployment.write(drawn(2)[0], tmp_path / "plan.json")
     (tmp_path / "other.json").write_text("{}")
     good, bad = str(tmp_path / "plan.json"), str(tmp_path / "other.json")
-    for given, said in (([good, bad], "nothing to draw"), ([good, good], "plan.svg")):
-        assert main(["draw", *given, "--out", str(tmp_path / "out")]) == 2
-        assert said in capsys.readouterr().err
+    for paths, message in (([good, bad], "nothing to draw"), ([good, good], "plan.svg")):
+        assert main(["draw", *paths, "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -75,7 +75,7 @@ ROW = Row(
 @pytest.mark.parametrize("is_simulated", [True, False])
 def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsys, is_simulated: bool) -> None:
     def said(*argv: object) -> str:
-        assert main([str(each) for each in argv]) == 0
+        assert main([str(argument) for argument in argv]) == 0
         return capsys.readouterr().out
 
     profile, services, jobs = (tmp_path / name for name in ("p.csv", "s.yaml", "j.yaml"))
@@ -97,7 +97,7 @@ def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsy
     loads.write_text(said("compare", services, "--profile", profile, "--json"))
     assert json.loads(said("train", jobs, "--profile", profile, "--json"))["is_simulated"] is is_simulated
     said("draw", plan, steps, loads, "--out", tmp_path)
-    pictures = [(tmp_path / f"{each.stem}.svg").read_text() for each in (plan, steps, loads)]
+    pictures = [(tmp_path / f"{path.stem}.svg").read_text() for path in (plan, steps, loads)]
     assert [STAMP in picture for picture in pictures] == [is_simulated] * 3
 
 

@@ -99,7 +99,9 @@ def pod_of(workload: Any) -> Any:
 def test_the_instances_of_a_gpu_are_one_claim_with_one_parent(tmp_path: Path, capsys) -> None:
     template, workload = exported(tmp_path, capsys, plan_of(divided(), divided()), "dra")
     devices = template["spec"]["spec"]["devices"]
-    expressions = [each["exactly"]["selectors"][0]["cel"]["expression"] for each in devices["requests"]]
+    expressions = [
+        device_request["exactly"]["selectors"][0]["cel"]["expression"] for device_request in devices["requests"]
+    ]
     # The driver's attributes of a device; an H800 is an H100 with the same profiles.
     assert expressions[1] == (
         "device.attributes['gpu.nvidia.com'].profile == '2g.20gb' && "
@@ -116,7 +118,9 @@ def test_the_instances_of_a_gpu_are_one_claim_with_one_parent(tmp_path: Path, ca
     spec = workload["spec"]["template"]["spec"]
     assert workload["spec"]["replicas"] == 2
     assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": template["metadata"]["name"]}]
-    assert [(each["name"], each["resources"]["claims"][0]["request"]) for each in spec["containers"]] == [
+    assert [
+        (container["name"], container["resources"]["claims"][0]["request"]) for container in spec["containers"]
+    ] == [
         ("infer-tiny", "mig-0"),
         ("infer-tiny-text", "mig-1"),
         ("infer-tiny-2", "mig-2"),
@@ -134,9 +138,9 @@ def test_services_that_share_a_gpu_have_one_claim_with_mps_or_time_slices(tmp_pa
     assert sharing[0] == {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 60}}
     assert sharing[1] == {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
     containers = manifests[1]["spec"]["template"]["spec"]["containers"]
-    shares = [{entry["name"]: entry["value"] for entry in each["env"]} for each in containers]
-    assert [each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for each in shares] == ["33.5", "60"]
-    assert {each["resources"]["claims"][0]["request"] for each in containers} == {"gpu"}
+    shares = [{entry["name"]: entry["value"] for entry in container["env"]} for container in containers]
+    assert [share["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for share in shares] == ["33.5", "60"]
+    assert {container["resources"]["claims"][0]["request"] for container in containers} == {"gpu"}
     alone = Gpu(model=H100, mode="naive", instances=(instance(None, None, "infer_tiny", 1.0),))
     template, _ = exported(tmp_path, capsys, plan_of(alone), "dra")
     assert template["spec"]["spec"]["devices"].keys() == {"requests"}

@@ -54,10 +54,10 @@ def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
     plan = plan_of(divided(), divided(), WHOLE)
     groups = group_gpus(plan)
     assert [group.gpus for group in groups] == [(0, 1), (2,)]
-    first, whole = groups
+    first, undivided_group = groups
     assert first.instance_of == (0, 0, 0, 1, 2) and len(set(first.sizes)) == 3
     assert (first.scenario, first.profiles) == ("mig_mps", ("3g", "2g", "1g"))
-    assert (whole.scenario, whole.profiles) == ("mps_percent", ())
+    assert (undivided_group.scenario, undivided_group.profiles) == ("mps_percent", ())
     values = {size: dict(program.values) for program, size in build_programs(plan, groups, {}).items()}
     assert values[first.sizes[0]]["max_batch"] == 8 and values[first.sizes[0]]["objective_percentile"] == 99.0
     assert "objective_percentile" not in values[first.sizes[4]]
@@ -69,8 +69,8 @@ def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_pat
     assert export(tmp_path, plan, "experiment", "--out", str(tmp_path / "conf")) == 0
     assert "too few requests for a p99 of infer_tiny_text: `check` compares the mean" in capsys.readouterr().out
     arguments = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=mine", "gpu=simulated_h100_80gb"]
-    with planned(configs_of([*arguments, "repeats=1"])) as made:
-        (group,) = made.groups
+    with planned(configs_of([*arguments, "repeats=1"])) as measured_plan:
+        (group,) = measured_plan.groups
         assert "objective_percentile" not in dict(group.jobs[0].workload.params) and group.window.seconds == 600
 
 
@@ -127,13 +127,13 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
     assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted") == 0
     content = yaml.safe_load(capsys.readouterr().out)
     assert [*violations(content, schema("mig_parted_v1"))] == []
-    mine = content["mig-configs"]["mine"]
-    assert mine[0] == {
+    first_entries = content["mig-configs"]["mine"]
+    assert first_entries[0] == {
         "devices": [0, 2],
         "mig-enabled": True,
         "mig-devices": {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 1},
     }
-    assert mine[1] == {"devices": [1], "mig-enabled": False, "mig-devices": {}}
+    assert first_entries[1] == {"devices": [1], "mig-enabled": False, "mig-devices": {}}
     assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted", "--gpus-per-node", "2") == 0
     nodes = yaml.safe_load(capsys.readouterr().out)["mig-configs"]
     assert {name: [entry["devices"] for entry in entries] for name, entries in nodes.items()} == {
@@ -175,13 +175,13 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
         labels = manifest["spec"]["template"]["metadata"]["labels"]
         assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert len({manifest["metadata"]["name"] for manifest in manifests}) == len(manifests)
-    asked: Counter[str] = Counter()
+    requested_gpus: Counter[str] = Counter()
     for manifest in manifests:
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
         (resource,) = container["resources"]["limits"]
-        asked[resource] += manifest["spec"]["replicas"]
+        requested_gpus[resource] += manifest["spec"]["replicas"]
         assert container["image"] == ("registry/text:2" if container["name"] == "infer-tiny-text" else "registry/any:1")
-    assert asked == {
+    assert requested_gpus == {
         "nvidia.com/mig-3g.40gb": 2,
         "nvidia.com/mig-2g.20gb": 2,
         "nvidia.com/mig-1g.10gb": 2,
@@ -192,7 +192,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"version": "v2"}, "$.version: 'v2' is not 'v1'"),
         ({"mig-configs": {"a": []}}, "$.mig-configs.a: 0 items"),
@@ -203,21 +203,21 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
         ({"other": 1}, "$: other is unknown"),
     ],
 )
-def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], said: str) -> None:
+def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], message: str) -> None:
     entry = {"devices": [0], "mig-enabled": True, "mig-devices": {"3g.40gb": 1}}
     good = {"version": "v1", "mig-configs": {"a": [entry]}}
     assert [*violations(good, schema("mig_parted_v1"))] == []
-    (found,) = violations(good | changes, schema("mig_parted_v1"))
-    assert said in found
+    (fault,) = violations(good | changes, schema("mig_parted_v1"))
+    assert message in fault
 
 
 def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) -> None:
     empty = Plan(deployment=Deployment(gpus=()))
-    for kind, said in (
+    for kind, message in (
         ("experiment", "GPUs of 0 models (none)"),
         ("mig-parted", "has no GPU"),
         ("kubernetes", "the plan has no service on any GPU"),
     ):
-        assert said in refuse(tmp_path, capsys, empty, kind)
+        assert message in refuse(tmp_path, capsys, empty, kind)
     assert export(tmp_path, empty, "mig-parted", "--name", "a b") == 2
     assert not (tmp_path / "conf").exists()

@@ -41,21 +41,27 @@ def slow_down(use: Use, other: Use, combine: Any = max) -> float:
 
 
 def stressor(resource: str, dial: float, speed: float, index: int = 1) -> JobRow:
-    own = {"workload": "stressor", "resource": resource, "dial": str(dial), "work_unit": "calls", "seed": "0"}
-    return job(index, own, None, metrics={"throughput_calls_per_s": 400 * dial * speed}, size="stressor")
+    stressor_params = {
+        "workload": "stressor",
+        "resource": resource,
+        "dial": str(dial),
+        "work_unit": "calls",
+        "seed": "0",
+    }
+    return job(index, stressor_params, None, metrics={"throughput_calls_per_s": 400 * dial * speed}, size="stressor")
 
 
 def beside(
     name: str | dict[str, str], use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
 ) -> list[Row]:
     """Return a workload alone and beside every stressor, and the stressors alone."""
-    own = name if isinstance(name, dict) else params(name)
-    rows = [row("serial", (job(0, own, ALONE),), block)]
+    job_params = name if isinstance(name, dict) else params(name)
+    rows = [row("serial", (job(0, job_params, ALONE),), block)]
     for resource, dial in itertools.product(RESOURCES, dials):
         load = {resource: float(dial)}
         rows.append(row("serial", (stressor(resource, dial, 1.0, 0),), block))
         jobs = (
-            job(0, own, ALONE / slow_down(use, load)),
+            job(0, job_params, ALONE / slow_down(use, load)),
             stressor(resource, dial, 1 / slow_down(load, use)),
         )
         rows.append(row(mode, jobs, block))
@@ -73,9 +79,9 @@ def unique(rows: Sequence[Row]) -> list[Row]:
     return list({one.run_id: one for one in rows}.values())
 
 
-def predictions(*rows: Row, **asked: Any) -> dict[tuple[str, ...], PairPrediction]:
-    whole = study(*unique(rows))
-    predicted = predict_pairs(collect_inputs(whole, make_cells(whole)), **asked)
+def predictions(*rows: Row, **options: Any) -> dict[tuple[str, ...], PairPrediction]:
+    pair_study = study(*unique(rows))
+    predicted = predict_pairs(collect_inputs(pair_study, make_cells(pair_study)), **options)
     return {tuple(name.split()[0] for name in one.workloads): one for one in predicted}
 
 
@@ -174,10 +180,10 @@ def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions(
 def test_variants_of_one_workload_have_a_slowdown_each() -> None:
     variants = [params(step_mode="eager"), params(step_mode="cuda_graph")]
     uses = (MEMORY, {"memory_bandwidth": 0.3})
-    rows = [one for own, use in zip(variants, uses, strict=True) for one in beside(own, use)]
+    rows = [one for variant, use in zip(variants, uses, strict=True) for one in beside(variant, use)]
     measured = (job(0, variants[0], ALONE / 1.25), job(1, variants[1], ALONE / 2))
-    whole = study(*unique([*rows, row("mps", measured)]))
-    (predicted,) = predict_pairs(collect_inputs(whole, make_cells(whole)))
+    pair_study = study(*unique([*rows, row("mps", measured)]))
+    (predicted,) = predict_pairs(collect_inputs(pair_study, make_cells(pair_study)))
     assert predicted.workloads == ("resnet26_cifar10 bs128", "resnet26_cifar10 bs128 (CUDA graph)")
     assert predicted.measured is not None
     assert [slowdown.median for slowdown in predicted.measured.slowdowns] == [1.25, 2]
@@ -277,15 +283,15 @@ def test_the_pairing_has_the_least_gpu_time_and_each_pair_its_better_mode() -> N
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE, "d": {"l2": 0.9}, "e": {"l2": 1.0, "memory_bandwidth": 1.0}}
     rows = [one for name, use in uses.items() for one in beside(name, use)]
     rows += [one for name in ("a", "c") for one in beside(name, uses[name], mode="naive") if one.scenario == "naive"]
-    found = list(predictions_of(rows))
-    pairing = choose_pairs(found)
-    speeds = {one.workloads: one.throughput.middle for one in found if one.throughput is not None}
-    names = sorted({name for one in found for name in one.workloads})
+    predicted_pairs = list(predictions_of(rows))
+    pairing = choose_pairs(predicted_pairs)
+    speeds = {one.workloads: one.throughput.middle for one in predicted_pairs if one.throughput is not None}
+    names = sorted({name for one in predicted_pairs for name in one.workloads})
 
-    def least(left: tuple[str, ...]) -> float:
-        if not left:
+    def least(remaining_names: tuple[str, ...]) -> float:
+        if not remaining_names:
             return 0.0
-        first, rest = left[0], left[1:]
+        first, rest = remaining_names[0], remaining_names[1:]
         paired = [
             2 / max(speed for key, speed in speeds.items() if key == (first, other))
             + least(tuple(name for name in rest if name != other))
@@ -299,8 +305,8 @@ def test_the_pairing_has_the_least_gpu_time_and_each_pair_its_better_mode() -> N
 
 
 def predictions_of(rows: Sequence[Row]) -> list[PairPrediction]:
-    whole = study(*unique(rows))
-    return predict_pairs(collect_inputs(whole, make_cells(whole)))
+    pair_study = study(*unique(rows))
+    return predict_pairs(collect_inputs(pair_study, make_cells(pair_study)))
 
 
 def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:

@@ -31,7 +31,7 @@ PLAN = plan_of(divided(), divided(), WHOLE)
 
 def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> list[Row]:
     """What the experiment of a plan measures: every process answers `factor` times 10 requests/s, in 8 ms."""
-    made, rates = [], deal_rates(plan)
+    group_rows, rates = [], deal_rates(plan)
     for group in group_gpus(plan):
         changes["device"] = group.gpu.model
         jobs = [
@@ -40,13 +40,13 @@ def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> 
         ]
         options = {"profiles": [*group.profiles], "instance_of": [*group.instance_of]} if group.profiles else {}
         figures = {"memory_peak_mib": 1500.0, "energy_per_request_j": 0.2 * factor}
-        made.append(row(group.scenario, tuple(jobs), block, options=options, metrics=figures, **changes))
-    return made
+        group_rows.append(row(group.scenario, tuple(jobs), block, options=options, metrics=figures, **changes))
+    return group_rows
 
 
 def answering(index: int, size: str, place: int, factor: float, rate_per_s: float | None, batch: int | None) -> JobRow:
-    given = {} if rate_per_s is None else {"given_rate": "true", "rate_per_s": rate_per_s, "arrival": "poisson"}
-    own = params("infer", work_unit="requests", max_batch=batch or 1, **given)
+    rate_params = {} if rate_per_s is None else {"given_rate": "true", "rate_per_s": rate_per_s, "arrival": "poisson"}
+    service_params = params("infer", work_unit="requests", max_batch=batch or 1, **rate_params)
     figures = {
         "throughput_requests_per_s": 10.0 * factor,
         "latency_mean_ms": 4.0,
@@ -54,16 +54,18 @@ def answering(index: int, size: str, place: int, factor: float, rate_per_s: floa
         "instance_memory_peak_mib": 1000.0,
         "rate_sustained_ratio": 1.0,
     }
-    return job(index, own, None, metrics=figures, size=size, place={"gi_id": str(place)})
+    return job(index, service_params, None, metrics=figures, size=size, place={"gi_id": str(place)})
 
 
 def found(result: Check, service: str, quantity: str) -> Compared:
-    (one,) = [each for each in result.compared if (each.service, each.quantity) == (service, quantity)]
+    (one,) = [
+        comparison for comparison in result.compared if (comparison.service, comparison.quantity) == (service, quantity)
+    ]
     return one
 
 
 def test_a_service_is_measured_on_all_gpus_that_a_group_stands_for() -> None:
-    rows = [each for block in range(1, 6) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
+    rows = [group_row for block in range(1, 6) for group_row in runs_of(PLAN, block, 1 + 0.001 * block)]
     result = check(PLAN, study(*rows), None, "plan.json")
     assert result.holds
     throughput = found(result, "infer_tiny", "throughput_per_s")
@@ -87,7 +89,7 @@ def test_memory_and_energy_are_of_a_service_that_has_them_to_itself() -> None:
     assert energy.measured is not None and energy.measured.median == 0.2 and energy.predicted is None
     mixed = check(plan_of(divided()), study(*runs_of(plan_of(divided()))), None, "plan.json")
     assert found(mixed, "infer_tiny", "memory_mib").measured is not None
-    assert not [each for each in mixed.compared if each.quantity == "energy_per_item_j"]
+    assert not [comparison for comparison in mixed.compared if comparison.quantity == "energy_per_item_j"]
 
 
 def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan() -> None:
@@ -110,7 +112,7 @@ def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan(
         instances=(Instance(profile=None, start=None, service="train", processes=2, throughput_per_s=20.0),),
     )
     plan = replace(plan_of(gpu, gpu), services=(), profile_digest=table.digest)
-    measured = [each for block in range(1, 6) for each in runs_of(plan, block, 1 + 0.001 * block)]
+    measured = [group_row for block in range(1, 6) for group_row in runs_of(plan, block, 1 + 0.001 * block)]
     result = check(plan, study(*measured), table, "plan.json")
     throughput, energy = found(result, "train", "throughput_per_s"), found(result, "train", "energy_per_item_j")
     assert (throughput.predicted, throughput.low, throughput.high, throughput.is_within) == (40.0, 38.0, 42.0, True)
@@ -127,13 +129,14 @@ def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan(
 def test_what_was_not_measured_or_not_kept_is_said_and_nothing_is_scaled_up() -> None:
     rows = runs_of(PLAN)
     oom = [
-        replace(each, result=Result.OOM, reason="no room") if each.scenario == "mps_percent" else each for each in rows
+        replace(group_row, result=Result.OOM, reason="no room") if group_row.scenario == "mps_percent" else group_row
+        for group_row in rows
     ]
     result = check(PLAN, study(*oom), None, "plan.json")
     assert not result.holds and result.missing == ("GPU 2: oom in block 1: no room",)
     assert found(result, "infer_tiny", "throughput_per_s").measured is None
     assert found(result, "infer_tiny_text", "throughput_per_s").measured is not None
-    late = [with_figures(each, latency_p99_ms=300.0, latency_mean_ms=250.0) for each in rows]
+    late = [with_figures(group_row, latency_p99_ms=300.0, latency_mean_ms=250.0) for group_row in rows]
     result = check(PLAN, study(*late), None, "plan.json")
     assert result.broken[0] == "infer_tiny did not meet its objective on GPU 0, 1 in 1 of 1 blocks"
     assert len(result.broken) == 3 and not result.holds
@@ -147,7 +150,9 @@ def with_figures(ran: Row, **figures: float | None) -> Row:
     def changed(metrics: Mapping[str, float]) -> dict[str, float]:
         return {name: value for name, value in {**metrics, **figures}.items() if value is not None}
 
-    return replace(ran, jobs=tuple(replace(each, metrics=changed(each.metrics)) for each in ran.jobs))
+    return replace(
+        ran, jobs=tuple(replace(measured_job, metrics=changed(measured_job.metrics)) for measured_job in ran.jobs)
+    )
 
 
 def small(latency_p99_ms: float | None) -> Plan:
@@ -168,7 +173,7 @@ def small(latency_p99_ms: float | None) -> Plan:
 )
 def test_the_figure_that_was_planned_by_is_held_against_the_objective(planned_p99_ms, mean_ms, p99_ms, holds) -> None:
     plan = small(planned_p99_ms)
-    rows = [with_figures(each, latency_mean_ms=mean_ms, latency_p99_ms=p99_ms) for each in runs_of(plan)]
+    rows = [with_figures(group_row, latency_mean_ms=mean_ms, latency_p99_ms=p99_ms) for group_row in runs_of(plan)]
     result = check(plan, study(*rows), None, "plan.json")
     assert result.holds is holds
     assert result.held_by_mean == (("infer_tiny",) if planned_p99_ms and p99_ms is None and mean_ms else ())
@@ -180,7 +185,7 @@ def test_the_figure_that_was_planned_by_is_held_against_the_objective(planned_p9
 
 
 def test_a_rate_of_which_nothing_was_measured_was_not_kept() -> None:
-    rows = [with_figures(each, rate_sustained_ratio=None) for each in runs_of(PLAN)]
+    rows = [with_figures(group_row, rate_sustained_ratio=None) for group_row in runs_of(PLAN)]
     result = check(PLAN, study(*rows), None, "plan.json")
     assert not result.holds and not result.broken and len(result.unchecked) == 3
 
@@ -190,7 +195,7 @@ def test_runs_at_another_rate_or_batch_or_on_another_gpu_are_of_another_plan() -
     slower = plan_of(divided(), divided(), WHOLE, rate_per_s=30.0)
     larger = plan_of(
         *(
-            replace(gpu, instances=tuple(replace(each, batch=16) for each in gpu.instances))
+            replace(gpu, instances=tuple(replace(instance, batch=16) for instance in gpu.instances))
             for gpu in PLAN.deployment.gpus
         )
     )
@@ -201,14 +206,14 @@ def test_runs_at_another_rate_or_batch_or_on_another_gpu_are_of_another_plan() -
 
 
 def test_a_rehearsal_on_another_model_is_of_the_plan() -> None:
-    rehearsed = [replace(each, device="a100_40gb", is_simulated=True) for each in runs_of(PLAN)]
+    rehearsed = [replace(group_row, device="a100_40gb", is_simulated=True) for group_row in runs_of(PLAN)]
     assert check(PLAN, study(*rehearsed), None, "plan.json").holds
 
 
 def test_a_plan_with_two_models_is_checked_with_what_each_was_exported_as() -> None:
     old = [replace(gpu, model="a100_80gb") for gpu in (divided(), WHOLE)]
     plan = plan_of(divided(), WHOLE, *old)
-    rows = [each for model in ("h100_80gb", "a100_80gb") for each in runs_of(select_model(plan, model))]
+    rows = [group_row for model in ("h100_80gb", "a100_80gb") for group_row in runs_of(select_model(plan, model))]
     result = check(plan, study(*rows), None, "plan.json")
     assert result.holds
     throughput = found(result, "infer_tiny", "throughput_per_s")
@@ -235,7 +240,7 @@ def test_within_is_whether_the_intervals_overlap(low, high, measured, is_within)
 
 
 def test_it_is_a_section_of_the_report() -> None:
-    rows = [each for block in (1, 2, 3) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
+    rows = [group_row for block in (1, 2, 3) for group_row in runs_of(PLAN, block, 1 + 0.001 * block)]
     table = build_table(check(PLAN, study(*rows), None, "plan.json"), "plan.json")
     content = make_content(study(*rows))
     page = render(replace(content, tables=[table, *content.tables]))

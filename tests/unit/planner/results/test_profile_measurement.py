@@ -20,8 +20,11 @@ OWN = params("train")
 
 
 def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
-    found = measure_profile(study(*rows), "x").rows
-    return {(each.sharing_mode, each.instance_profile, each.processes): each for each in found}
+    profile_rows = measure_profile(study(*rows), "x").rows
+    return {
+        (profile_row.sharing_mode, profile_row.instance_profile, profile_row.processes): profile_row
+        for profile_row in profile_rows
+    }
 
 
 def on(instance: str, kind: str, index: int, rate: float, memory_mib: float) -> JobRow:
@@ -36,15 +39,15 @@ def test_processes_of_a_whole_gpu_are_one_row_with_the_interval_of_its_blocks() 
         for block in range(1, 6)
     ]
     rows += [copies("serial", 1, 150.0, block, OWN) for block in range(1, 6)]
-    found = rows_of(*rows)
-    assert set(found) == {("mps", None, 3), ("serial", None, 1)}
-    mps = found["mps", None, 3]
+    rows_by_place = rows_of(*rows)
+    assert set(rows_by_place) == {("mps", None, 3), ("serial", None, 1)}
+    mps = rows_by_place["mps", None, 3]
     assert (mps.workload, mps.gpu_model, mps.batch, mps.num_blocks) == ("train", "h100_80gb", 128, 5)
     assert mps.throughput_per_s == pytest.approx(309)
     assert mps.throughput_low_per_s is not None and mps.throughput_high_per_s is not None
     assert 303 < mps.throughput_low_per_s < 309 < mps.throughput_high_per_s < 315
     assert (mps.memory_mib, mps.energy_per_item_j, mps.latency_p99_ms) == (905.0, 0.5, None)
-    assert sorted(mps.runs) == sorted(each.run_id for each in rows if each.scenario == "mps")
+    assert sorted(mps.runs) == sorted(group_row.run_id for group_row in rows if group_row.scenario == "mps")
 
 
 def test_each_instance_is_a_share_and_those_alike_are_averaged() -> None:
@@ -64,19 +67,21 @@ def test_each_instance_is_a_share_and_those_alike_are_averaged() -> None:
             on("2", "3g.40gb", 3, 54, 900),
         )
         rows.append(row("mig_mps", two, block))
-    found = rows_of(*rows)
-    assert {key: each.throughput_per_s for key, each in found.items()} == {
+    rows_by_place = rows_of(*rows)
+    assert {key: profile_row.throughput_per_s for key, profile_row in rows_by_place.items()} == {
         ("mig", "2g.20gb", 1): 70.0,
         ("mig", "1g.10gb", 1): 30.0,
         ("mig_mps", "3g.40gb", 2): 104.0,
     }
-    assert found["mig", "2g.20gb", 1].memory_mib == 700 and found["mig_mps", "3g.40gb", 2].num_blocks == 3
+    assert (
+        rows_by_place["mig", "2g.20gb", 1].memory_mib == 700 and rows_by_place["mig_mps", "3g.40gb", 2].num_blocks == 3
+    )
 
 
 def test_jobs_beside_co_runners_are_no_row() -> None:
-    own = copies("mps", 1, 150.0, 1, OWN).settings
+    plain_settings = copies("mps", 1, 150.0, 1, OWN).settings
     rows = [
-        copies("mps", 1, rate, block, OWN, settings=(*own, (CO_RUNNERS, co_runners)))
+        copies("mps", 1, rate, block, OWN, settings=(*plain_settings, (CO_RUNNERS, co_runners)))
         for block in range(1, 6)
         for rate, co_runners in ((150.0, ""), (50.0, "6x train"))
     ]
@@ -106,31 +111,36 @@ def test_what_a_report_would_not_rank_is_no_row() -> None:
 
 def test_a_static_partition_is_a_share_of_the_multiprocessors() -> None:
     def static(*parts: int) -> Row:
-        jobs = tuple(job(i, OWN, 50.0, place={"mps_multiprocessors": str(each)}) for i, each in enumerate(parts))
+        jobs = tuple(job(i, OWN, 50.0, place={"mps_multiprocessors": str(count)}) for i, count in enumerate(parts))
         return dataclasses.replace(row("mps_static", jobs), facts={"multiprocessors": "132"})
 
-    ((key, found),) = rows_of(static(66, 66)).items()
-    assert (key, found.share_percent) == (("mps_static", None, 2), 50.0)
+    ((key, profile_row),) = rows_of(static(66, 66)).items()
+    assert (key, profile_row.share_percent) == (("mps_static", None, 2), 50.0)
     with pytest.raises(ConfigError, match="no valid group of copies"):
         rows_of(static(80, 52))
 
 
 def test_workloads_of_one_name_are_told_apart_by_their_options() -> None:
     rows = [
-        copies("naive", 2, 90.0, 1, params("train", precision=each, batch_size=size))
-        for each in ("bf16", "fp32")
+        copies("naive", 2, 90.0, 1, params("train", precision=precision, batch_size=size))
+        for precision in ("bf16", "fp32")
         for size in (32, 64)
     ]
-    found = measure_profile(study(*rows), "x").rows
-    assert {(each.workload, each.batch) for each in found} == {
-        (f"train precision={each}", size) for each in ("bf16", "fp32") for size in (32, 64)
+    profile_rows = measure_profile(study(*rows), "x").rows
+    assert {(profile_row.workload, profile_row.batch) for profile_row in profile_rows} == {
+        (f"train precision={precision}", size) for precision in ("bf16", "fp32") for size in (32, 64)
     }
 
 
 def test_of_services_at_several_rates_the_highest_that_met_its_objective_counts() -> None:
     rows = [served("mps", 2, rate, latency) for rate, latency in ((50, 6.0), (100, 9.0), (200, 40.0))]
-    (found,) = rows_of(*rows).values()
-    assert (found.workload, found.throughput_per_s, found.latency_p99_ms, found.latency_mean_ms) == (
+    (profile_row,) = rows_of(*rows).values()
+    assert (
+        profile_row.workload,
+        profile_row.throughput_per_s,
+        profile_row.latency_p99_ms,
+        profile_row.latency_mean_ms,
+    ) == (
         "infer",
         200,
         27,
@@ -157,7 +167,7 @@ def test_blocks_of_a_second_store_count_and_the_table_can_be_read_back(tmp_path)
         ]
         for number, boot in enumerate("ab")
     ]
-    made = measure_profile(study_of("synthetic", *stores), "x")
-    assert [each.num_blocks for each in made.rows] == [6]
-    profile_table.write(tmp_path / "p.csv", made)
-    assert profile_table.read(tmp_path / "p.csv").digest == made.digest
+    profile = measure_profile(study_of("synthetic", *stores), "x")
+    assert [profile_row.num_blocks for profile_row in profile.rows] == [6]
+    profile_table.write(tmp_path / "p.csv", profile)
+    assert profile_table.read(tmp_path / "p.csv").digest == profile.digest

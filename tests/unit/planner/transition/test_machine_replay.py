@@ -56,19 +56,19 @@ class Bench:
 
     def there(self) -> list[set[tuple[str, int]]]:
         """The GPU instances of every GPU of the machine, each with one compute instance."""
-        found = []
+        instances_by_gpu = []
         for gpu in self.file.read().gpus:
             names = {profile.profile_id: profile.name for profile in profiles.load_model(gpu.model).profiles}
             assert all(len(instance.compute_instances) == 1 for instance in gpu.instances)
-            found.append({(names[instance.profile_id], instance.start) for instance in gpu.instances})
-        return found
+            instances_by_gpu.append({(names[instance.profile_id], instance.start) for instance in gpu.instances})
+        return instances_by_gpu
 
     def reached(self, planned: Transition) -> list[set[tuple[str, int]]]:
         """Where the GPU instances are to be in the end."""
-        wanted: list[set[tuple[str, int]]] = [set() for _ in self.file.read().gpus]
+        instances_by_gpu: list[set[tuple[str, int]]] = [set() for _ in self.file.read().gpus]
         for gpu in planned.reached.gpus:
-            wanted[int(str(gpu.id))] = {(str(i.profile), int(i.start or 0)) for i in gpu.instances}
-        return wanted
+            instances_by_gpu[int(str(gpu.id))] = {(str(i.profile), int(i.start or 0)) for i in gpu.instances}
+        return instances_by_gpu
 
     def journals(self) -> list[Path]:
         return list(self.folder.rglob("*.journal"))
@@ -110,11 +110,11 @@ def test_a_replay_ends_in_the_state_that_was_planned(
 
 
 def test_mig_is_switched_off_for_whole_gpus_and_on_for_instances(bench: Bench) -> None:
-    whole = plan_of(
+    undivided_plan = plan_of(
         (Instance(profile=None, start=None, service="a", throughput_per_s=50),), rates={"a": 45}, mode="mps"
     )
     divided = plan_of((on("3g.40gb", 0, "a", 30), on("3g.40gb", 4, "a", 30)), rates={"a": 45})
-    for number, plans in enumerate(((divided, whole), (whole, divided))):
+    for number, plans in enumerate(((divided, undivided_plan), (undivided_plan, divided))):
         bench.machine = bench.folder / f"cluster{number}.json"
         bench.file = StateFile(bench.machine)
         transition_steps.write(transition_plan.plan_transition(*plans, 1, {}), bench.steps)
@@ -166,11 +166,11 @@ def kill_everywhere(bench: Bench, capsys: pytest.CaptureFixture[str], stride: in
         points += 1
         capsys.readouterr()
         assert bench.replay() == 0, points
-        told = json.loads(capsys.readouterr().out)
-        assert told["earlier"] + told["done"] == len(planned.steps), points
+        report = json.loads(capsys.readouterr().out)
+        assert report["earlier"] + report["done"] == len(planned.steps), points
         assert bench.there() == bench.reached(planned), points
         assert not bench.journals()
-        put_back += len(told["put_back"])
+        put_back += len(report["put_back"])
         for path in (bench.machine, bench.folder / "cluster.json.replay" / "steps.jsonl"):
             path.unlink()
     return points, put_back
@@ -207,9 +207,9 @@ def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     (anew,) = (input_files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
     assert proof.check(anew).broken == () and anew.set_aside == (failure["gpu"],)
     assert failure["gpu"] not in {step.gpu for step in anew.steps}
-    there, reached = bench.there(), bench.reached(anew)
-    del there[int(failure["gpu"])], reached[int(failure["gpu"])]
-    assert there == reached
+    instances, planned_instances = bench.there(), bench.reached(anew)
+    del instances[int(failure["gpu"])], planned_instances[int(failure["gpu"])]
+    assert instances == planned_instances
     assert not bench.journals()
 
 
@@ -221,8 +221,8 @@ def test_without_a_way_around_a_failure_it_stops_and_the_next_start_tries_again(
     bench.file.keep(["a30_24gb"])
     set_faults(bench.file, Fault(function=CREATE, code=codes.INSUFFICIENT_RESOURCES, skip=num_at_first))
     assert bench.replay() == 1
-    told = json.loads(capsys.readouterr().out)
-    assert "without that GPU, no order of steps" in told["reason"] and told["done"] < len(planned.steps)
+    report = json.loads(capsys.readouterr().out)
+    assert "without that GPU, no order of steps" in report["reason"] and report["done"] < len(planned.steps)
     assert bench.replay() == 0
     assert bench.there() == bench.reached(planned)
 
@@ -243,7 +243,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
     Driver(bench.file).set_mig_mode(0, is_on=True)
     taken = {(profile.name, start) for profile in profiles.load_model("a30_24gb").profiles for start in profile.starts}
     somebody = transition_steps.make_initial_progress(planned)["0"].slices
-    name, start = min(taken - {(each.profile, each.start) for each in somebody})
+    name, start = min(taken - {(instance_slice.profile, instance_slice.start) for instance_slice in somebody})
     ids = {profile.name: profile.profile_id for profile in profiles.load_model("a30_24gb").profiles}
     nvidia_smi.main(["--state-file", str(bench.machine), "mig", "-i", "0", "-cgi", f"{ids[name]}:{start}", "-C"])
     before = bench.file.read()

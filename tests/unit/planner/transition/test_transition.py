@@ -82,8 +82,8 @@ def test_between_random_deployments_every_order_of_steps_keeps_every_service(see
         done, _ = run_at_random(planned, run)
         assert done == {step.id for step in planned.steps}
     reached = transition_steps.advance_progress(planned, {step.id for step in planned.steps})
-    assert sum(bool(each.instances) for each in reached.values()) == len(drawn(seed)[1].deployment.gpus)
-    assert all(not each.idle for each in reached.values())
+    assert sum(bool(progress.instances) for progress in reached.values()) == len(drawn(seed)[1].deployment.gpus)
+    assert all(not progress.idle for progress in reached.values())
     assert planned.makespan_s == max((step.ends_s or 0 for step in planned.steps), default=0)
 
 
@@ -134,8 +134,8 @@ def test_the_least_that_a_service_has_is_what_trying_every_set_of_steps_finds() 
             continue
         # Some that do not hold as well: without the arrows between services.
         for shorn in (planned, dataclasses.replace(planned, steps=tuple(map(without_credit(planned), planned.steps)))):
-            found = proof.check(shorn)
-            for service, lowest in found.lowest_per_s.items():
+            check_result = proof.check(shorn)
+            for service, lowest in check_result.lowest_per_s.items():
                 assert lowest == pytest.approx(lowest_by_trying(shorn, service)), (seed, service)
                 looked_at += 1
     assert looked_at > 20
@@ -216,10 +216,10 @@ def test_what_stays_has_the_figures_that_were_measured_last(mode: str, again: di
 
 @pytest.mark.parametrize("modes", [("naive", "mig"), ("mig", "mps"), ("naive", "mps")])
 def test_a_gpu_is_emptied_before_it_is_divided_or_made_whole(modes: tuple[str, str]) -> None:
-    whole = Instance(profile=None, start=None, service="a", throughput_per_s=50)
+    undivided_instance = Instance(profile=None, start=None, service="a", throughput_per_s=50)
     plans = [
         plan_of(
-            (on("3g.40gb", 0, "a", 30), on("3g.40gb", 4, "a", 30)) if mode == "mig" else (whole,),
+            (on("3g.40gb", 0, "a", 30), on("3g.40gb", 4, "a", 30)) if mode == "mig" else (undivided_instance,),
             rates={"a": 45},
             mode=mode,
         )
@@ -238,8 +238,14 @@ def test_gpus_of_several_models_and_undivided_ones_change_together(seed: int) ->
     def mixed() -> Plan:
         parts = [random_plan(chance, model, 2, 3, branch) for model, branch in MODELS[:3]]
         gpus = [gpu for part in parts for gpu in part.deployment.gpus]
-        whole = Instance(profile=None, start=None, service=f"s{chance.randrange(3)}", throughput_per_s=20)
-        gpus.append(Gpu(model=chance.choice(["NVIDIA A10", A100]), mode="mps", instances=(whole, whole)))
+        undivided_instance = Instance(profile=None, start=None, service=f"s{chance.randrange(3)}", throughput_per_s=20)
+        gpus.append(
+            Gpu(
+                model=chance.choice(["NVIDIA A10", A100]),
+                mode="mps",
+                instances=(undivided_instance, undivided_instance),
+            )
+        )
         chance.shuffle(gpus)
         deployment = Deployment(gpus=tuple(gpus))
         totals = total_per_s(deployment.gpus).items()
@@ -260,7 +266,7 @@ def swapped() -> Transition:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "message"),
     [
         ("delete", {"after": ()}, "must keep"),
         ("create", {"after": ()}, "without an order"),
@@ -273,14 +279,14 @@ def swapped() -> Transition:
         ("create", {"instance": None}, "source_gpu is missing"),
     ],
 )
-def test_a_transition_that_was_tampered_with_is_found_out(kind: str, change: dict[str, object], said: str) -> None:
+def test_a_transition_that_was_tampered_with_is_found_out(kind: str, change: dict[str, object], message: str) -> None:
     planned = swapped()
     assert proof.check(planned).broken == ()
     position = next(number for number, step in enumerate(planned.steps) if step.kind == kind)
     steps = list(planned.steps)
     steps[position] = dataclasses.replace(steps[position], **change)  # type: ignore[arg-type]
     broken = proof.check(dataclasses.replace(planned, steps=tuple(steps))).broken
-    assert any(said in each for each in broken), broken
+    assert any(message in problem for problem in broken), broken
 
 
 def test_without_its_last_steps_a_transition_does_not_end_as_it_should() -> None:
@@ -311,8 +317,8 @@ def on_gpu(gpu: Gpu) -> OnGpu:
     return tuple(sorted((int(i.start or 0), (str(i.profile), i.service)) for i in gpu.instances))
 
 
-def is_legal(there: OnGpu) -> bool:
-    return can_be(tuple((start, who[0]) for start, who in there))
+def is_legal(instances: OnGpu) -> bool:
+    return can_be(tuple((start, who[0]) for start, who in instances))
 
 
 @functools.cache
@@ -323,33 +329,33 @@ def can_be(spots: tuple[tuple[int, str], ...]) -> bool:
 def there_is_a_way(today: Plan, tomorrow: Plan, num_gpus: int) -> bool:
     """Any instance of either plan may be made anywhere and taken away again; which GPU is which makes no difference."""
     rates = [{service.name: service.rate_per_s for service in plan.services} for plan in (today, tomorrow)]
-    kept = {name: min(rate, rates[1][name]) for name, rate in rates[0].items() if name in rates[1]}
+    kept_rates = {name: min(rate, rates[1][name]) for name, rate in rates[0].items() if name in rates[1]}
     gpus = (*today.deployment.gpus, *tomorrow.deployment.gpus)
     worth = {(str(i.profile), i.service): i.throughput_per_s or 0 for gpu in gpus for i in gpu.instances}
-    wanted = Counter(tuple(sorted(who for _, who in on_gpu(gpu))) for gpu in tomorrow.deployment.gpus)
+    final_layout = Counter(tuple(sorted(who for _, who in on_gpu(gpu))) for gpu in tomorrow.deployment.gpus)
     empty: list[OnGpu] = [()] * (num_gpus - len(today.deployment.gpus))
     first: State = tuple(sorted([*map(on_gpu, today.deployment.gpus), *empty]))
-    seen, left = {first}, deque([first])
-    while left:
-        state = left.popleft()
-        if Counter(tuple(sorted(who for _, who in there)) for there in state if there) == wanted:
+    seen, pending_states = {first}, deque([first])
+    while pending_states:
+        state = pending_states.popleft()
+        if Counter(tuple(sorted(who for _, who in instances)) for instances in state if instances) == final_layout:
             return True
         has = Counter[str]()
-        for there in state:
-            for _, who in there:
+        for instances in state:
+            for _, who in instances:
                 has[who[1]] += round(1000 * worth[who])
-        for number, there in enumerate(state):
+        for number, instances in enumerate(state):
             gone = [
-                there[:place] + there[place + 1 :]
-                for place, (_, who) in enumerate(there)
-                if has[who[1]] - round(1000 * worth[who]) >= 1000 * kept.get(who[1], 0) - 1
+                instances[:place] + instances[place + 1 :]
+                for place, (_, who) in enumerate(instances)
+                if has[who[1]] - round(1000 * worth[who]) >= 1000 * kept_rates.get(who[1], 0) - 1
             ]
-            more = (tuple(sorted((*there, (start, who)))) for who in worth for start in PROFILES[who[0]].starts)
+            more = (tuple(sorted((*instances, (start, who)))) for who in worth for start in PROFILES[who[0]].starts)
             for new in (*gone, *filter(is_legal, more)):
                 after = tuple(sorted((*state[:number], new, *state[number + 1 :])))
                 if after not in seen:
                     seen.add(after)
-                    left.append(after)
+                    pending_states.append(after)
     return False
 
 
@@ -389,17 +395,17 @@ def test_the_steps_are_written_proved_and_told(
 ) -> None:
     out = tmp_path / "steps.json"
     assert main(["transition", *files, "--spare", "1", "--out", str(out), *DURATIONS]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     written = transition_steps.read(out)
     assert proof.check(written).broken == ()
     assert written.durations_s == {"create": 30, "delete": 5, "migrate": 35, "repartition": 2}
-    assert f"makespan {written.makespan_s:g} s" in said and f"steps: {out}" in said
-    assert said.count("\n") > len(written.steps)
+    assert f"makespan {written.makespan_s:g} s" in printed and f"steps: {out}" in printed
+    assert printed.count("\n") > len(written.steps)
     assert main(["transition", *files, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["makespan_s"] is None and told["longest_chain"] > 1 and told["broken"] == []
-    assert len(told["steps"]) > 0 and told["lowest_per_s"].keys() == set(told["old_rates_per_s"]) & set(
-        told["new_rates_per_s"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["makespan_s"] is None and report["longest_chain"] > 1 and report["broken"] == []
+    assert len(report["steps"]) > 0 and report["lowest_per_s"].keys() == set(report["old_rates_per_s"]) & set(
+        report["new_rates_per_s"]
     )
 
 
@@ -421,7 +427,7 @@ def test_where_there_is_no_way_the_status_is_1_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("throughput_per_s", None, "today: gpus[0].instances[0]: throughput_per_s of"),
         ("service", "zz", "today: gpus[0].instances[0]: service zz has no rate"),
@@ -429,18 +435,18 @@ def test_where_there_is_no_way_the_status_is_1_and_nothing_is_written(
     ],
 )
 def test_a_plan_that_cannot_be_used_is_refused(
-    files: list[str], key: str, value: object, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    files: list[str], key: str, value: object, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     content = json.loads(Path(files[0]).read_text())
     content["gpus"][0]["instances"][0][key] = value
     Path(files[0]).write_text(json.dumps(content))
     assert main(["transition", *files, "--out", str(tmp_path / "steps.json")]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and not (tmp_path / "steps.json").exists()
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "steps.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         (["--spare", "-1"], "--spare -1: must be from 0 to 4096"),
         (["--spare", "100000000"], "--spare 100000000: must be from 0 to 4096"),
@@ -451,10 +457,10 @@ def test_a_plan_that_cannot_be_used_is_refused(
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused(
-    files: list[str], given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    files: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["transition", *files, *given]) == 2
-    assert said in capsys.readouterr().err
+    assert main(["transition", *files, *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_file_of_steps_is_read_whole_or_not_at_all(files: list[str], tmp_path: Path) -> None:
