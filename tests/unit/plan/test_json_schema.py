@@ -20,9 +20,9 @@ QUICK = PROJECT_DIR / "conf/experiment/robroek_quick.yaml"
 
 @functools.cache
 def validator(kind):
-    made = json_schema.KINDS[kind]()
-    jsonschema.Draft202012Validator.check_schema(made)
-    return jsonschema.Draft202012Validator(made)
+    schema = json_schema.KINDS[kind]()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def content_of(path):

@@ -250,10 +250,10 @@ def test_the_schema_of_workloads_takes_the_keys_of_ones_own(folder, capsys):
 
 def test_the_schema_of_experiments_takes_them_in_blocks(folder, capsys):
     jsonschema = pytest.importorskip("jsonschema")
-    made = schema_of(capsys, "experiment")
+    schema = schema_of(capsys, "experiment")
     experiment = {"workload": {"limit": 5}, "blocks": [{"workload": "primes", "workload.limit": "5,7"}]}
-    assert list(jsonschema.Draft202012Validator(made).iter_errors(experiment)) == []
-    block = made["properties"]["blocks"]["items"]["properties"]
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(experiment)) == []
+    block = schema["properties"]["blocks"]["items"]["properties"]
     assert "primes" in block["workload"]["examples"]
 
 

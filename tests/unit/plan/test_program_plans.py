@@ -123,9 +123,11 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
 @pytest.mark.torch
 def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
     assert make_plan(["workload=tiny_text"]).groups
-    found = current.CurrentEnv().resolve()
-    others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("transformers")))
-    monkeypatch.setattr(current, "_describe", lambda: others)
+    interpreter = current.CurrentEnv().resolve()
+    without_transformers = dataclasses.replace(
+        interpreter, lock=tuple(line for line in interpreter.lock if not line.startswith("transformers"))
+    )
+    monkeypatch.setattr(current, "_describe", lambda: without_transformers)
     with pytest.raises(ConfigError, match=r"tiny_text: transformers is not installed in the environment of .*"):
         make_plan(["workload=tiny_text"])
 

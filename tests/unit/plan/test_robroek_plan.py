@@ -61,7 +61,7 @@ def text(made_once: Callable[..., Path]) -> str:
 
 def planned_text() -> str:
     """The plans of all its experiments on both GPUs."""
-    found: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
+    lines_by_gpu: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
     for name in EXPERIMENTS:
         configs = configs_of([f"+experiment=robroek_{name}", f"gpu=simulated_{GPUS[0]}", "data.source=synthetic_files"])
         for gpu in GPUS:
@@ -71,8 +71,8 @@ def planned_text() -> str:
                 assert {group.window.kind for group in plan.groups} == {WindowKind.WORK}
                 # Its figures of utilisation need a source of GRACT.
                 assert all("activity" in {spec.name for spec in group.listeners} for group in plan.groups)
-                found[gpu] += [f"{gpu:12s}{line}" for line in lines_of(plan)]
-    return "".join(f"{line}\n" for lines in found.values() for line in lines)
+                lines_by_gpu[gpu] += [f"{gpu:12s}{line}" for line in lines_of(plan)]
+    return "".join(f"{line}\n" for lines in lines_by_gpu.values() for line in lines)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

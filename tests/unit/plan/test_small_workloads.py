@@ -71,8 +71,14 @@ def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
 
 @pytest.mark.slow
 def test_the_command_line_wins_over_stand_ins(conf):
-    given = ["+experiment=mine", "+rehearse=tiny", "workload=tiny_text", "workload.batch_size=2", "workload.threads=2"]
-    for config in configs_of(given, conf):
+    overrides = [
+        "+experiment=mine",
+        "+rehearse=tiny",
+        "workload=tiny_text",
+        "workload.batch_size=2",
+        "workload.threads=2",
+    ]
+    for config in configs_of(overrides, conf):
         assert (config.workload.name, config.workload.batch_size, config.workload.threads) == ("tiny_text", 2, 2)
 
 
