@@ -202,13 +202,16 @@ def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(pla
 
 def test_what_is_not_known_of_a_state_is_no_change(plan):
     plan = on(plan, STATE)
-    kept = {name: value for name, value in STATE.items() if not name.endswith("clock_setting_mhz")}
-    for facts in ({}, kept, kept | {"ecc_mode": ""}):
+    state_without_clocks = {name: value for name, value in STATE.items() if not name.endswith("clock_setting_mhz")}
+    for facts in ({}, state_without_clocks, state_without_clocks | {"ecc_mode": ""}):
         assert left(plan, entry(plan.groups[0], **facts)) == [2, 3, 4]
     of_no_driver = on(plan, {})
     assert left(of_no_driver, entry(plan.groups[0], **STATE)) == [2, 3, 4]
     # Two states that contradict each other are two, whatever else is unknown.
-    begun = [entry(plan.groups[2], **kept), entry(plan.groups[3], **kept | {"power_limit_w": "500"})]
+    begun = [
+        entry(plan.groups[2], **state_without_clocks),
+        entry(plan.groups[3], **state_without_clocks | {"power_limit_w": "500"}),
+    ]
     assert left(plan, *begun) == [1, 2, 4]
 
 
@@ -222,7 +225,9 @@ def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseli
     )
     new = row(pair, 60, 60)
     comparison = Comparison()
-    changed = [c for each in ((old, new) if baseline_first else (new, old)) for c in comparison.add(each)]
+    changed = [
+        c for group_result in ((old, new) if baseline_first else (new, old)) for c in comparison.add(group_result)
+    ]
     assert [c.group.name for c in changed] == ["naive-a"]  # itself alone
     comparison.add(row(dataclasses.replace(serial, digest="again"), 50))
     assert comparison.get_latest(new).metrics["speedup_vs_serial_ratio"] == pytest.approx(2.4)
@@ -236,17 +241,17 @@ def test_a_row_after_a_change_in_the_middle_of_a_study_is_not_compared_with_thos
 
 
 def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(plan):
-    here, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
-    both = [here, other]
+    own_gpu, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
+    both = [own_gpu, other]
     begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
     groups, known = resume.select_remaining(plan, begun, gpus=both)
     assert [group.number for group in groups] == [2, 4]
-    assert [row.gpu_uuid for row in known] == [here.uuid, other.uuid]
+    assert [row.gpu_uuid for row in known] == [own_gpu.uuid, other.uuid]
     one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, shard=1) for g in plan.groups))
     groups, known = resume.select_remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
     assert [group.number for group in groups] == [1, 2]  # the one that found more of it
     assert left(one_unit, *begun) == [2, 3, 4]
-    before = [dataclasses.replace(each, facts=each.facts | {"boot_id": "boot-before"}) for each in begun]
+    before = [dataclasses.replace(attempt, facts=attempt.facts | {"boot_id": "boot-before"}) for attempt in begun]
     assert resume.select_remaining(plan, before, gpus=both) == (plan.groups, [])
 
 
@@ -254,8 +259,8 @@ def test_of_two_complete_attempts_the_newest_counts(plan):
     both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
     old = [dataclasses.replace(entry(group), start_ns=START + SECOND) for group in plan.groups]
     new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ns=START + 2 * SECOND) for group in plan.groups]
-    for found in (old + new, new + old):
-        _, known = resume.select_remaining(plan, found, gpus=both)
+    for entries in (old + new, new + old):
+        _, known = resume.select_remaining(plan, entries, gpus=both)
         assert {row.gpu_uuid for row in known} == {"GPU-other"}
 
 
@@ -274,8 +279,8 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
     ]
     exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
     assert left(plan, *before) == [1, 2, 3, 4]
-    kept, known = resume.select_remaining(plan, [exact, *before[:3]], accept_environment=True)
-    assert [g.number for g in kept] == [4]
+    remaining_groups, known = resume.select_remaining(plan, [exact, *before[:3]], accept_environment=True)
+    assert [g.number for g in remaining_groups] == [4]
     assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
     same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
     with pytest.raises(ConfigError, match="differ only in their environment"):
@@ -319,7 +324,7 @@ def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
 
 def learned(the_group, *losses) -> GroupResult:
     """A row whose jobs had these losses in their first steps."""
-    values = {job.index: list(each) for job, each in zip(the_group.jobs, losses, strict=True)}
+    values = {job.index: list(first_losses) for job, first_losses in zip(the_group.jobs, losses, strict=True)}
     tags = {"collocation.first_losses": json.dumps(values)}
     return dataclasses.replace(row(the_group, *[60.0] * len(losses)), tags=tags)
 
@@ -332,7 +337,7 @@ def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(basel
     wrong = learned(group("a", "a"), ALONE, (2.3, 2.5, 2.0, 1.9))
     both = [learned(group("a", sequential=True), ALONE), wrong]
     comparison = Comparison()
-    changed = [c for each in (both if baseline_first else both[::-1]) for c in comparison.add(each)]
+    changed = [c for group_result in (both if baseline_first else both[::-1]) for c in comparison.add(group_result)]
     assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
     final = comparison.get_latest(wrong)
     assert final.result is Result.WRONG_RESULTS
@@ -358,8 +363,8 @@ def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, i
 def test_other_answers_than_alone_are_wrong_results():
     def asked(the_group, *norms) -> GroupResult:
         jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in the_group.jobs)
-        told = json.dumps({index: [norm] for index, norm in enumerate(norms)})
-        tags = {"collocation.first_outputs": told}
+        outputs = json.dumps({index: [norm] for index, norm in enumerate(norms)})
+        tags = {"collocation.first_outputs": outputs}
         return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, tags=tags)
 
     comparison = Comparison()
@@ -377,19 +382,19 @@ def test_other_answers_than_alone_are_wrong_results():
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [
-        dataclasses.replace(entry(each), notes={"first_losses": json.dumps(of_jobs)})
-        for each, of_jobs in zip(plan.groups, losses, strict=False)
+        dataclasses.replace(entry(planned_group), notes={"first_losses": json.dumps(of_jobs)})
+        for planned_group, of_jobs in zip(plan.groups, losses, strict=False)
     ]
     _, known = resume.select_remaining(plan, stored)
     comparison = Comparison()
-    changed = [c for each in known for c in comparison.add(each)]
+    changed = [c for group_result in known for c in comparison.add(group_result)]
     assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]
 
 
 def worked(the_group, makespan_s, *seconds) -> GroupResult:
     jobs = tuple(
-        JobResult(job=job, result=Result.OK, reason="", metrics={"makespan_s": each})
-        for job, each in zip(the_group.jobs, seconds, strict=True)
+        JobResult(job=job, result=Result.OK, reason="", metrics={"makespan_s": job_seconds})
+        for job, job_seconds in zip(the_group.jobs, seconds, strict=True)
     )
     return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": makespan_s})
 
@@ -400,9 +405,9 @@ def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone
     alone = worked(group("a", kind=WindowKind.WORK, sequential=True), 15, 15)
     for rows in ((together, in_turn, alone), (alone, in_turn, together)):
         comparison = Comparison()
-        for each in rows:
-            comparison.add(each)
-            if each is in_turn and rows[0] is together:
+        for group_result in rows:
+            comparison.add(group_result)
+            if group_result is in_turn and rows[0] is together:
                 assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
         assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
         assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)

@@ -54,8 +54,8 @@ def test_below_every_footer_the_error_is_found(judge, footer):
 
 
 def test_a_footer_that_is_all_there_is_is_said(judge):
-    said = "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
-    assert judge(f"{said}\nwandb: Find logs at: x\n") == Cause(said)
+    message = "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
+    assert judge(f"{message}\nwandb: Find logs at: x\n") == Cause(message)
     assert judge("") == judge("=====\n\n-----\n") == Cause()
 
 
@@ -69,8 +69,8 @@ def test_the_exception_is_found_in_every_form(judge, text):
 
 
 @rows("causes", "other_ends")
-def test_other_ends_are_said_in_a_line(judge, text, said):
-    assert judge(text) == Cause(said)
+def test_other_ends_are_said_in_a_line(judge, text, message):
+    assert judge(text) == Cause(message)
 
 
 def test_of_several_ranks_the_first_to_fail_counts_and_not_those_that_lost_their_connection(judge):
@@ -96,9 +96,9 @@ def test_out_of_memory_over_several_lines(judge, text):
 
 
 @rows("causes", "memory_only_mentioned")
-def test_a_mention_of_memory_is_not_the_cause_of_another_failure(judge, text, said):
+def test_a_mention_of_memory_is_not_the_cause_of_another_failure(judge, text, message):
     for cause in (judge(text), judge(text, "out of memory once, going on\nstep 1\n")):
-        assert not cause.is_oom and cause.text.startswith(said), cause
+        assert not cause.is_oom and cause.text.startswith(message), cause
 
 
 def test_output_tells_where_error_output_does_not(judge):
@@ -110,8 +110,8 @@ def test_output_tells_where_error_output_does_not(judge):
 
 def test_a_reported_exception_has_its_chain_and_one_line():
     trace = f"{TRACE}{CUDA_OOM}\nThe above exception was the direct cause of the following exception:\n\n{FAILED}"
-    told = causes.judge_exception("ValueError", "bad learning rate\nof two lines", trace)
-    assert told.is_oom and told.text == f"ValueError: bad learning rate, from {CUDA_OOM.strip()[:200]}"
+    cause = causes.judge_exception("ValueError", "bad learning rate\nof two lines", trace)
+    assert cause.is_oom and cause.text == f"ValueError: bad learning rate, from {CUDA_OOM.strip()[:200]}"
     assert causes.judge_exception("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED").is_oom
     assert causes.judge_exception("MemoryError", "") == Cause("MemoryError", is_oom=True)
     assert causes.judge_exception("KeyError", "'out of memory'") == Cause("KeyError: 'out of memory'")
@@ -164,20 +164,20 @@ def test_other_failures_have_no_remedy():
 
 
 @rows("causes", "scientific_codes")
-def test_scientific_codes_say_the_cause_before_their_last_lines(judge, text, said):
+def test_scientific_codes_say_the_cause_before_their_last_lines(judge, text, message):
     for cause in (
         judge(text),
         judge("", text),
         judge(text + OF_ACCELERATE),
         judge(OF_OPEN_MPI, text),
     ):
-        assert cause.is_oom and cause.text.startswith(said), cause
+        assert cause.is_oom and cause.text.startswith(message), cause
 
 
 @rows("causes", "memory_recovered")
-def test_memory_that_ran_out_earlier_is_not_the_cause(judge, text, said):
+def test_memory_that_ran_out_earlier_is_not_the_cause(judge, text, message):
     cause = judge(text)
-    assert not cause.is_oom and cause.text.startswith(said), cause
+    assert not cause.is_oom and cause.text.startswith(message), cause
 
 
 IN_VLLM = f"EngineCore failed to start.\n{TRACE}ValueError: {{}}\n"

@@ -35,8 +35,10 @@ def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
     (tmp_path / "linked").symlink_to(tmp_path / "deep")
     with (tmp_path / "messages.log").open("w") as messages:
         status = os.fstat(messages.fileno())
-    own = {tmp_path / "mlruns", tmp_path / "machine.json"}
-    changed = changed_files.find_changes(tmp_path, 10 * S, CLOCK, without=own, inodes={(status.st_dev, status.st_ino)})
+    ignored_paths = {tmp_path / "mlruns", tmp_path / "machine.json"}
+    changed = changed_files.find_changes(
+        tmp_path, 10 * S, CLOCK, without=ignored_paths, inodes={(status.st_dev, status.st_ino)}
+    )
     assert changed.files == {tmp_path / "new.pt": at(20), tmp_path / "deep/er/new.csv": at(20)}
     assert changed.is_whole
 
@@ -91,23 +93,23 @@ def test_different_programs_share_a_file_that_both_name(tmp_path, pair, args, te
         script = tmp_path / f"{job_state.job.index}.py"
         if text is not None:  # else the script is gone by now
             script.write_text(text)
-        own = dataclasses.replace(
+        workload = dataclasses.replace(
             job_state.job.workload,
             script=str(script),
             argv=(str(script), *own_args),
             sources=(Source(name=script.name, path=str(script), digest=""),),
         )
-        job_state.job = dataclasses.replace(job_state.job, workload=own)
-    said = changed_files.describe_shared(tmp_path, {tmp_path / "result.json": None}, states)
-    assert said == ("changed while 2 jobs ran: result.json" if is_shared else "")
+        job_state.job = dataclasses.replace(job_state.job, workload=workload)
+    description = changed_files.describe_shared(tmp_path, {tmp_path / "result.json": None}, states)
+    assert description == ("changed while 2 jobs ran: result.json" if is_shared else "")
 
 
 def test_numbers_in_the_name_of_a_file_are_of_no_account(tmp_path, pair):
     _, states = pair
     for job_state in states:
         argv = (f"{job_state.job.index}.py", "--save=epoch{}.pt")
-        own = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
-        job_state.job = dataclasses.replace(job_state.job, workload=own)
+        workload = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
+        job_state.job = dataclasses.replace(job_state.job, workload=workload)
     assert changed_files.describe_shared(tmp_path, {tmp_path / "epoch12.pt": None}, states).endswith(": epoch12.pt")
     assert not changed_files.describe_shared(tmp_path, {tmp_path / "epochs.csv": None}, states)
 

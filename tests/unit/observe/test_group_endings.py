@@ -96,8 +96,8 @@ def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
     failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
     bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
     trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
-    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
-    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
+    server_error = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
+    (bad.folder / "stderr.log").write_text(f"{server_error}{trace}workloads.ask_server.ServerEndedError: {message}\n")
     (job,) = judge(tmp_path, alone, bad).jobs
     assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
 

@@ -56,8 +56,8 @@ def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_fr
     pair = counting(group("a", "b"), "sequences", "sequences")
     tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
     states = [
-        state(tmp_path, job, [said, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
-        for job, said in zip(pair.jobs, tokens, strict=True)
+        state(tmp_path, job, [event, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
+        for job, event in zip(pair.jobs, tokens, strict=True)
     ]
     samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
     row = judge(tmp_path, pair, *states, samples=samples)

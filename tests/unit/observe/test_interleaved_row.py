@@ -220,10 +220,10 @@ def launch(folder: Path, program: Program, seed: int, *, is_held: bool) -> Group
         line = {"event": "step", "samples": 1, "epoch": 1}
         times = enumerate(job.steps_s, start=1)
         events = [{"event": "started", "t_ns": S}, *(line | {"t_ns": round(t * S), "total": n} for n, t in times)]
-        made = state(folder, toy, events, told_ns=round((clock_s + 9) * S))
+        job_state = state(folder, toy, events, told_ns=round((clock_s + 9) * S))
         if job.holds:
-            made.holds.extend(job.holds)
-        states.append(made)
+            job_state.holds.extend(job.holds)
+        states.append(job_state)
     seen = Observation(batches=[states], samples=(), fields=FIELDS, slices=slices)
     return group_row.judge(toys, seen)
 

@@ -36,9 +36,9 @@ def recorded(folder: Path, rows: list[tuple[int, ...]] | np.ndarray) -> Requests
     for row in rows.tolist() if isinstance(rows, np.ndarray) else rows:
         job.request(*row)
     job._write_requests()
-    found = requests.read(folder / client.REQUESTS_FILE)
-    assert found is not None
-    return found
+    job_requests = requests.read(folder / client.REQUESTS_FILE)
+    assert job_requests is not None
+    return job_requests
 
 
 def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.ndarray:
@@ -55,11 +55,11 @@ def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.nd
     return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
 
 
-def errors(load: float, found: dict[str, float]) -> dict[str, float]:
+def errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
     """How far the figures are from M/D/1's, relative to them."""
     theory = {"latency_mean_ms": 1 + load / (2 * (1 - load))}
     theory |= {f"latency_p{percent}_ms": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
-    return {name: abs(found[name] / wanted - 1) for name, wanted in theory.items()}
+    return {name: abs(metrics[name] / expected - 1) for name, expected in theory.items()}
 
 
 @pytest.mark.parametrize(("load", "count"), [(0.5, 100_000), pytest.param(0.8, 1_000_000, marks=pytest.mark.slow)])
@@ -161,8 +161,8 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
         (S, S, S, S, S + 1),
         (S, S, S, S, 0, -1),
     ]
-    assert len(found := recorded(tmp_path, [good, *impossible, later])) == 2
-    assert len(found.damages) == len(impossible)
+    assert len(job_requests := recorded(tmp_path, [good, *impossible, later])) == 2
+    assert len(job_requests.damages) == len(impossible)
     path.write_bytes(path.read_bytes()[:-1])
     torn = requests.read(path)
     assert torn is not None
@@ -264,23 +264,23 @@ def test_equal_services_are_not_worse_under_the_same_arrivals():
 
 def served(*names: str, kind: WindowKind = WindowKind.STEADY, **changes):
     """A group whose jobs answer requests at a given rate."""
-    made = group(*names, kind=kind)
+    plain_group = group(*names, kind=kind)
     options = {"work_unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)} | changes
-    jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in made.jobs)
-    return dataclasses.replace(made, jobs=tuple(jobs))
+    jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in plain_group.jobs)
+    return dataclasses.replace(plain_group, jobs=tuple(jobs))
 
 
 def asked(
     folder: Path, job, *, every_ms: int, takes_ms: int, late_ms: int = 0, until_s: float = 11, **ended
 ) -> JobState:
     """A job that is asked from 0 s on and takes the same time for each request."""
-    made = state(folder, job, [{"event": "started", "t_ns": 0}], **ended)
+    job_state = state(folder, job, [{"event": "started", "t_ns": 0}], **ended)
     records = []
     for due in range(1, int(until_s * S), every_ms * MS):
         sent = due + late_ms * MS
         records.append(client.REQUEST.pack(due, sent, sent, 0, sent + takes_ms * MS, 0, 1))
-    (made.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
-    return made
+    (job_state.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
+    return job_state
 
 
 def judge(the_group, *states, **seen) -> GroupResult:
@@ -328,13 +328,13 @@ def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
 @pytest.mark.parametrize(("objective_ms", "met"), [(100, None), (40, 0.0)])
 def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, met):
     alone = served("a", objective=Objective(latency_ms=objective_ms, percentile=99))
-    made = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
+    job_state = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
     due = range(1, 11 * S, 5 * MS)
     # Four bursts in which each request waits for 50 ms.
     takes = [50 * MS if at // S in (2, 4, 6, 8) else 4 * MS for at in due]
     records = [client.REQUEST.pack(at, at, at, 0, at + ns, 0, 1) for at, ns in zip(due, takes, strict=True)]
-    (made.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
-    row = judge(alone, made)
+    (job_state.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
+    row = judge(alone, job_state)
     assert row.tags["collocation.flag"] == (
         "job 0-a: the window is too short for a p99 at this load, about 500 s are needed"
     )

@@ -24,15 +24,15 @@ METRIC = RateSource(metric="train/samples_per_second")
 
 def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED, unit=""):
     """A group of scripts that ran from 0 s to 100 s, and the states of its jobs."""
-    made = group(*"ab"[: len(rates)], kind=kind)
+    script_group = group(*"ab"[: len(rates)], kind=kind)
     jobs = [
         dataclasses.replace(
             job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True, work_unit=unit)
         )
-        for job, rate in zip(made.jobs, rates, strict=True)
+        for job, rate in zip(script_group.jobs, rates, strict=True)
     ]
     states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in jobs]
-    return dataclasses.replace(made, jobs=tuple(jobs)), states
+    return dataclasses.replace(script_group, jobs=tuple(jobs)), states
 
 
 def judge(the_group, states, **seen):
@@ -185,8 +185,8 @@ def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="", **sourc
 
 def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_path):
     text = b"step 1: 10 samples/s\rstep 2: 1,020.5 samples/s\nno number here\nnan samples/s\n30 samples/s"
-    found = in_output(tmp_path / "log", r"([\d.,]+|nan) samples/s", text, (1 * S, 2 * S), (21, 50), 9 * S)
-    assert found.points == [(S, 10), (2 * S, 1020.5), (9 * S, 30)] and found.num_not_finite == 1
+    output = in_output(tmp_path / "log", r"([\d.,]+|nan) samples/s", text, (1 * S, 2 * S), (21, 50), 9 * S)
+    assert output.points == [(S, 10), (2 * S, 1020.5), (9 * S, 30)] and output.num_not_finite == 1
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_a_torn_event_file_gives_what_was_whole(tmp_path):
         writer.add_scalar("loss", step / 2, step)
     writer.close()
     (file,) = tmp_path.iterdir()
-    whole = logged_rate.read_scalars(file)["loss"]
-    assert [value for _, value in whole] == [step / 2 for step in range(300)]
+    points = logged_rate.read_scalars(file)["loss"]
+    assert [value for _, value in points] == [step / 2 for step in range(300)]
     file.write_bytes(file.read_bytes()[:-7])
-    assert logged_rate.read_scalars(file)["loss"] == whole[:-1]
+    assert logged_rate.read_scalars(file)["loss"] == points[:-1]
     file.write_bytes(file.read_bytes()[:500] + b"\xff" * 500)
     assert len(logged_rate.read_scalars(file)["loss"]) < 20
     assert logged_rate.read_scalars(tmp_path / "absent") == {}

@@ -52,7 +52,7 @@ def test_a_measurement_of_idle_power_counts_once_and_is_not_taken_for_the_start_
 def test_a_group_takes_what_its_like_took():
     clock = Clock()
     pair, seven, alone = group("a", "a"), group(*"aaaaaaa"), group("a", sequential=True)
-    again = [dataclasses.replace(each, block=2) for each in (seven, alone, pair)]
+    again = [dataclasses.replace(earlier_group, block=2) for earlier_group in (seven, alone, pair)]
     progress = Progress([pair, seven, alone, *again], clock=clock)
     run(progress, clock, pair, 20)
     assert progress.estimate_left_s() == (5 * 20, True)
@@ -128,8 +128,8 @@ def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_
     the_group, newest = of_script(key="k3", program="p3", called="a --epochs 3", on_top_s=30.0)
     older = [dataclasses.replace(newest, called="a --epochs 50", on_top_s=500.0, key=f"k{n}") for n in range(5)]
     again = dataclasses.replace(newest, on_top_s=34.0)
-    found = forecast([the_group], [newest, *older, again])
-    assert found.words == (
+    estimate = forecast([the_group], [newest, *older, again])
+    assert estimate.words == (
         "takes about 32 s, estimated from similar earlier groups; "
         "1 of 1 from runs with other arguments or code: a --epochs 3"
     )
@@ -206,12 +206,12 @@ def test_a_reason_to_skip_is_said_once(capsys):
     ]
 
 
-@pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
-def test_the_command_that_goes_on_is_the_one_that_was_given(given):
-    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
+@pytest.mark.parametrize("overrides", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
+def test_the_command_that_goes_on_is_the_one_that_was_given(overrides):
+    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *overrides]
     assert invocation.spell_resume_command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
-    own = ["--", "train.py", "resume=false"]
-    assert invocation.spell_resume_command([*words, *own]).endswith(" resume=true -- train.py resume=false")
+    command = ["--", "train.py", "resume=false"]
+    assert invocation.spell_resume_command([*words, *command]).endswith(" resume=true -- train.py resume=false")
 
 
 def test_windows_by_need_have_a_shortest_and_a_longest_time():

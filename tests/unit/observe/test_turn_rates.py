@@ -69,7 +69,10 @@ def with_stressor(*, settle_s: float = 0.2, **changes: Any) -> Group:
 
 def judge(folder: Path, events: list[Any], in_turns: list[Any], **options: Any) -> GroupResult:
     pair = with_stressor(**options)
-    states = [state(folder, job, own, told_ns=9 * S) for job, own in zip(pair.jobs, (events, in_turns), strict=True)]
+    states = [
+        state(folder, job, job_events, told_ns=9 * S)
+        for job, job_events in zip(pair.jobs, (events, in_turns), strict=True)
+    ]
     return group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
 
 
