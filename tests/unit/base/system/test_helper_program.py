@@ -275,13 +275,13 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_tasks_have_their_states_whatever_a_user_has_set_to_see_less(says, monkeypatch, tmp_path: Path) -> None:
-    said = "12 3 RUNNING None\\n12 4 PENDING Nodes required for job are DOWN\\n\\n15 N/A PENDING Priority"
-    says(squeue=f"echo $@ $SQUEUE_PARTITION $SLURM_CONF > {tmp_path}/asked; printf '{said}\\n'")
+    listing = "12 3 RUNNING None\\n12 4 PENDING Nodes required for job are DOWN\\n\\n15 N/A PENDING Priority"
+    says(squeue=f"echo $@ $SQUEUE_PARTITION $SLURM_CONF > {tmp_path}/asked; printf '{listing}\\n'")
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     assert squeue.read_states({"15", "12"}) == {"12_3": "RUNNING", "12_4": "PENDING Nodes required for job are DOWN"}
-    asked = (tmp_path / "asked").read_text()
-    assert "--jobs=12,15 " in asked and asked.endswith(" /etc/slurm.conf\n") and "other" not in asked
+    arguments = (tmp_path / "asked").read_text()
+    assert "--jobs=12,15 " in arguments and arguments.endswith(" /etc/slurm.conf\n") and "other" not in arguments
 
 
 def test_of_arrays_that_slurm_has_forgotten_nothing_is_left(says) -> None:

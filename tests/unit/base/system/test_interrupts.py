@@ -89,7 +89,7 @@ def ends_by(sent: str, ignored: str = "()", blocked: str = "()", wait_s: float =
 
 
 def test_every_signal_that_would_end_the_process_ends_it_in_order():
-    theirs = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
+    ignored_signals = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
     faults = (
         signal.SIGSEGV,
         signal.SIGBUS,
@@ -104,7 +104,8 @@ def test_every_signal_that_would_end_the_process_ends_it_in_order():
     )
     expected = {
         number: -number if number in (*faults, signal.SIGKILL) else 128 + number
-        for number in endings.keys() - {*theirs, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+        for number in endings.keys()
+        - {*ignored_signals, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     }
     assert endings == dict.fromkeys(endings, 0) | expected
     assert {signal.SIGUSR1, signal.SIGXCPU, signal.SIGALRM, signal.SIGQUIT, signal.SIGRTMIN + 3} <= expected.keys()
