@@ -34,18 +34,20 @@ def row(mode: str, processes: int, rate: float, workload: str = "a", **changes: 
     return Row(**values | {"processes": processes, "throughput_per_s": processes * rate} | changes)
 
 
-def speeds_of(*rows: Row) -> Speeds:
+def make_speeds(*rows: Row) -> Speeds:
     return Speeds(model=H100, rows=rows)
 
 
-def problem_of(jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None) -> TrainingProblem:
+def make_problem(
+    jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None
+) -> TrainingProblem:
     programs = tuple((job.workload or job.name, 32) for job in jobs)
     return TrainingProblem(
         jobs=tuple(jobs),
         programs=programs,
         num_gpus=num_gpus,
         model=H100,
-        speeds=speeds_of(*rows),
+        speeds=make_speeds(*rows),
         memory_mib=memory_mib,
     )
 
@@ -57,7 +59,7 @@ def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
     assert fit_speed([(x, 1 / (0.002 + 0.001 / x)) for x in (1.0, 0.5, 0.2)]) == pytest.approx((0.002, 0.001))
     assert fit_speed([(1.0, 100.0), (0.5, 100.0)]) == pytest.approx((0.01, 0.0))  # no profit from more
     rows = [row("serial", 1, 1 / 0.003), *(row("mps", k, 1 / (0.002 + 0.001 * k)) for k in (2, 3, 7))]
-    speeds = speeds_of(*rows)
+    speeds = make_speeds(*rows)
     five = speeds.find(A, Place(mode="mps", processes=5))
     assert five is not None and five.is_predicted
     assert five.rate_per_s == pytest.approx(1 / 0.007) and five.error_ratio == pytest.approx(0, abs=1e-9)
@@ -68,7 +70,7 @@ def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
 
 def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
     # A straight line through (1, 100) and (1/2, 50) gives 33.3 for a third; 40 was measured.
-    speeds = speeds_of(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
+    speeds = make_speeds(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
     errors = {prediction.row.processes: prediction.error_ratio for prediction in speeds.held_out}
     assert errors[3] == pytest.approx(1 - (100 / 3) / 40)
     four = speeds.find(A, Place(mode="mps", processes=4))
@@ -79,7 +81,7 @@ def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
 
 def test_mig_is_predicted_from_shares_and_multiprocessors_but_no_way_of_sharing_from_another() -> None:
     share = {"share_percent": 50.0}
-    speeds = speeds_of(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
+    speeds = make_speeds(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
     three = speeds.find(A, Place(mode="mig", instance_profile="3g.40gb"))
     assert three is not None and three.is_predicted and three.error_ratio is None
     a, b = fit_speed([(1.0, 100.0), (0.5, 60.0)]) or (0, 0)
@@ -95,12 +97,12 @@ def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
     rows = [row("serial", 1, 100.0, memory_mib=30.0, energy_per_item_j=2.0)]
     rows += [row("mps", 2, 60.0, memory_mib=60.0, energy_per_item_j=1.5)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=1600)]
-    (group,) = training_jobs.groups_of(problem_of(jobs, rows, memory_mib=60), (1, 1), ["mps"])
+    (group,) = training_jobs.groups_of(make_problem(jobs, rows, memory_mib=60), (1, 1), ["mps"])
     assert [run.end_s for run in group.runs] == [10.0, 20.0]  # 10 s at 60, then 1,000 items at 100
     assert group.duration_s == 20 and group.ends_s == 30
     assert group.energy_j == pytest.approx(1200 * 1.5 + 1000 * 2.0)
     assert [run.is_predicted for run in group.runs] == [False, False]  # of one program
-    assert not [*training_jobs.groups_of(problem_of(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
+    assert not [*training_jobs.groups_of(make_problem(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
 
 
 def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None:
@@ -112,10 +114,10 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
     rows += [row("mig", 1, 25.0, instance_profile="1g.10gb", memory_mib=9000)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=900)]
     groups_by_instances = {
-        group.instances: group for group in training_jobs.groups_of(problem_of(jobs, rows), (1, 1), ["mig"])
+        group.instances: group for group in training_jobs.groups_of(make_problem(jobs, rows), (1, 1), ["mig"])
     }
     both = groups_by_instances["4g.40gb", "3g.40gb"]
-    assert {problem_of(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
+    assert {make_problem(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
         "long": "4g.40gb",
         "short": "3g.40gb",
     }
@@ -125,14 +127,15 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
         for names, group in groups_by_instances.items()
         if "2g.20gb" in names
     )
-    several = [*training_jobs.groups_of(problem_of([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
+    several = [*training_jobs.groups_of(make_problem([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
     assert several and all(group.mode == "mig_mps" and len(group.runs) == 9 for group in several)
 
 
-def best_by_trying(problem: TrainingProblem, modes: list[str], objective: Any) -> float:
+def find_best_value(problem: TrainingProblem, modes: list[str], objective: Any) -> float:
     """The best value of all schedules: every way to make groups, every GPU for each, in the best order."""
     groups = {
-        composition: undominated(problem, composition, modes) for composition in training_jobs.compositions(problem)
+        composition: list_undominated(problem, composition, modes)
+        for composition in training_jobs.compositions(problem)
     }
     jobs = [kind for kind, job in enumerate(problem.jobs) for _ in range(job.count)]
     best = float("inf")
@@ -155,7 +158,7 @@ def best_by_trying(problem: TrainingProblem, modes: list[str], objective: Any) -
     return best
 
 
-def undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: list[str]) -> list[JobGroup]:
+def list_undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: list[str]) -> list[JobGroup]:
     """The groups of a composition than which none is better in everything that an objective counts."""
 
     def counts(group: JobGroup) -> tuple[float, ...]:
@@ -179,7 +182,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         rows.append(row("serial", 1, alone, name, energy_per_item_j=rng.uniform(1, 2)))
         rows += [row("mps", k, alone * gain / k, name, energy_per_item_j=rng.uniform(0.5, 2)) for k in (2, 3)]
     jobs = [Job(name="a", work=rng.uniform(500, 2000), count=3), Job(name="b", work=rng.uniform(500, 2000), count=2)]
-    problem = problem_of(jobs, rows, num_gpus=2)
+    problem = make_problem(jobs, rows, num_gpus=2)
     for objective in ("makespan", "completion", "energy"):
         groups = training_jobs.find_cheapest(problem, objective, ["serial", "mps"])
         solution = schedule.solve(problem, groups, objective, seed=0, time_limit_s=60.0)
@@ -187,7 +190,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         counts = [sum(g.composition[kind] for gpu in solution.gpus for g in gpu) for kind in range(2)]
         assert counts == [3, 2]
         value = solution.cost(objective)
-        assert value == pytest.approx(best_by_trying(problem, ["serial", "mps"], objective), rel=1e-5)
+        assert value == pytest.approx(find_best_value(problem, ["serial", "mps"], objective), rel=1e-5)
         if objective != "completion":
             assert solution.bound == pytest.approx(value, rel=1e-5)
 
@@ -202,17 +205,17 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
         rows += [row("mps", k, alone * rng.uniform(0.8, 1.9) / k, name) for k in (2, 3)]
         rows += [row("mig", 1, alone * rng.uniform(0.4, 0.9), name, instance_profile=p) for p in ("3g.40gb", "4g.40gb")]
     jobs = [Job(name=name, work=rng.uniform(200, 3000), count=2) for name in "ab"]
-    problem, modes = problem_of(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
+    problem, modes = make_problem(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
     solution = schedule.solve(
         problem, training_jobs.find_cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
     )
     assert solution is not None
-    assert solution.mean_completion_s == pytest.approx(best_by_trying(problem, modes, "completion"), rel=1e-9)
+    assert solution.mean_completion_s == pytest.approx(find_best_value(problem, modes, "completion"), rel=1e-9)
 
 
 def test_only_measured_speeds_where_that_is_asked_for() -> None:
     rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
-    problem = problem_of([Job(name="a", work=100, count=4)], rows)
+    problem = make_problem([Job(name="a", work=100, count=4)], rows)
     assert any(group.runs[0].is_predicted for (group,) in training_jobs.find_cheapest(problem, "makespan").values())
     measured = training_jobs.find_cheapest(problem, "makespan", is_measured_only=True)
     assert set(measured) == {(1,), (2,), (3,)}

@@ -23,7 +23,7 @@ def schema(name: str) -> Any:
     return json.loads((DATA / f"schemas/{name}.json").read_text())
 
 
-def divided(**changes: Any) -> Gpu:
+def make_divided_gpu(**changes: Any) -> Gpu:
     small = instance("1g.10gb", 6, "infer_tiny", 10.0, batch=4)
     shared = instance("3g.40gb", 0, "infer_tiny", 90.0, processes=3, batch=8, latency_p99_ms=9.0)
     return Gpu(model=H100, instances=(shared, instance("2g.20gb", 4, "infer_tiny_text", 30.0), small), **changes)
@@ -41,7 +41,7 @@ def refuse(tmp_path: Path, capsys: Any, plan: Plan, kind: str, *options: str) ->
 
 
 def test_rates_are_dealt_by_throughput_and_add_up() -> None:
-    plan = plan_of(divided(), WHOLE)
+    plan = plan_of(make_divided_gpu(), WHOLE)
     rates = deal_rates(plan)
     assert rates == {(0, 0): 9.0, (0, 2): 3.0, (0, 1): 60.0, (1, 0): 15.0}  # of 90 + 10 + 100: 27 of 3, 3, 30 of 2
     unknown = Gpu(
@@ -51,7 +51,7 @@ def test_rates_are_dealt_by_throughput_and_add_up() -> None:
 
 
 def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
-    plan = plan_of(divided(), divided(), WHOLE)
+    plan = plan_of(make_divided_gpu(), make_divided_gpu(), WHOLE)
     groups = group_gpus(plan)
     assert [group.gpus for group in groups] == [(0, 1), (2,)]
     first, undivided_group = groups
@@ -76,7 +76,16 @@ def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_pat
 
 @pytest.mark.slow
 def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> None:
-    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "experiment", "--out", str(tmp_path / "conf")) == 0
+    assert (
+        export(
+            tmp_path,
+            plan_of(make_divided_gpu(), make_divided_gpu(), WHOLE),
+            "experiment",
+            "--out",
+            str(tmp_path / "conf"),
+        )
+        == 0
+    )
     run = f"python run.py --config-dir {tmp_path / 'conf'} +experiment=mine"
     # The slowest process is asked twice a second, and a window of one second might hold no request.
     assert capsys.readouterr().out == f"run it: {run}\nrehearse it: {run} +rehearse=tiny window.seconds=5\n"
@@ -87,7 +96,7 @@ def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> 
         options = dict(mig.sharing.options)
         assert options["profiles"] == ("3g", "2g", "1g") and options["instance_of"] == (0, 0, 0, 1, 2)
         jobs = [dict(job.workload.params) for job in mig.jobs]
-        rates = deal_rates(plan_of(divided(), divided(), WHOLE))
+        rates = deal_rates(plan_of(make_divided_gpu(), make_divided_gpu(), WHOLE))
         assert [float(params["rate_per_s"]) for params in jobs] == [rates[0, place] for place in (0, 0, 0, 1, 2)]
         assert {params["arrival"] for params in jobs} == {"poisson"} and {
             params["objective_ms"] for params in jobs
@@ -124,7 +133,7 @@ def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, ca
 
 
 def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
-    assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted") == 0
+    assert export(tmp_path, plan_of(make_divided_gpu(), WHOLE, make_divided_gpu()), "mig-parted") == 0
     content = yaml.safe_load(capsys.readouterr().out)
     assert [*violations(content, schema("mig_parted_v1"))] == []
     first_entries = content["mig-configs"]["mine"]
@@ -134,16 +143,19 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
         "mig-devices": {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 1},
     }
     assert first_entries[1] == {"devices": [1], "mig-enabled": False, "mig-devices": {}}
-    assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted", "--gpus-per-node", "2") == 0
+    assert (
+        export(tmp_path, plan_of(make_divided_gpu(), WHOLE, make_divided_gpu()), "mig-parted", "--gpus-per-node", "2")
+        == 0
+    )
     nodes = yaml.safe_load(capsys.readouterr().out)["mig-configs"]
     assert {name: [entry["devices"] for entry in entries] for name, entries in nodes.items()} == {
         "mine-1": [[0], [1]],
         "mine-2": [[0]],
     }
-    some = plan_of(divided(id="1"), divided(), divided())
+    some = plan_of(make_divided_gpu(id="1"), make_divided_gpu(), make_divided_gpu())
     assert export(tmp_path, some, "mig-parted") == 0
     assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [0, 1, 2]
-    seven = plan_of(*(divided(id=str(number)) for number in reversed(range(7))))
+    seven = plan_of(*(make_divided_gpu(id=str(number)) for number in reversed(range(7))))
     assert export(tmp_path, seven, "mig-parted", "--gpus-per-node", "4") == 0
     nodes = yaml.safe_load(capsys.readouterr().out)["mig-configs"]
     assert {name: entries[0]["devices"] for name, entries in nodes.items()} == {
@@ -151,16 +163,16 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
         "mine-2": [0, 1, 2],
     }
     assert "two GPUs have the same index" in refuse(
-        tmp_path, capsys, plan_of(divided(id="1"), divided(id="01")), "mig-parted"
+        tmp_path, capsys, plan_of(make_divided_gpu(id="1"), make_divided_gpu(id="01")), "mig-parted"
     )
-    assert export(tmp_path, plan_of(divided(id="5")), "mig-parted") == 0
+    assert export(tmp_path, plan_of(make_divided_gpu(id="5")), "mig-parted") == 0
     assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [5]
-    assert "is not a GPU index" in refuse(tmp_path, capsys, plan_of(divided(id="GPU-1")), "mig-parted")
+    assert "is not a GPU index" in refuse(tmp_path, capsys, plan_of(make_divided_gpu(id="GPU-1")), "mig-parted")
 
 
 def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
     assert "service infer_tiny has no image" in refuse(
-        tmp_path, capsys, plan_of(divided(), divided(), WHOLE), "kubernetes"
+        tmp_path, capsys, plan_of(make_divided_gpu(), make_divided_gpu(), WHOLE), "kubernetes"
     )
     error = refuse(tmp_path, capsys, plan_of(WHOLE), "kubernetes", "--image", "a:1", "--image", "infer=b:1")
     assert "--image infer=...: " in error and "has no service infer; check the name" in error
@@ -168,7 +180,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
         tmp_path, capsys, plan_of(WHOLE), "kubernetes", "--image", "any 1"
     )
     images = ["--image", "registry/any:1", "--image", "infer_tiny_text=registry/text:2"]
-    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes", *images) == 0
+    assert export(tmp_path, plan_of(make_divided_gpu(), make_divided_gpu(), WHOLE), "kubernetes", *images) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
     for manifest in manifests:
         assert [*violations(manifest, schema("kubernetes_deployment_v1"))] == []

@@ -25,7 +25,7 @@ from pipeline.report.evaluate.verdicts import find_slower_pairs, winners
 from pipeline.report.read import rows as report_rows
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
-from tests.unit.report.test_report_services import served, service
+from tests.unit.report.test_report_services import make_service_row, service
 
 BUNDLES = sorted((PROJECT_DIR / "docs/results").glob("*.tar.xz"))
 TINY = params("tiny")
@@ -157,12 +157,12 @@ def test_too_few_blocks_wrong_results_and_too_few_gpus_are_refused() -> None:
     one_wrong = [*blocks(5, naive=1.2, mps=1.9)[:-1], copies("mps", 2, 90.0, 5, TINY, result=Result.WRONG_RESULTS)]
     (other,) = advice_on(*one_wrong)
     assert other.mode == "naive" and "MPS: computes wrong results in 1 of 5 blocks" in other.not_considered[0]
-    two_gpus = [on_gpu(group_row, f"GPU-{group_row.block % 2}") for group_row in blocks(8, naive=1.2, mps=1.9)]
+    two_gpus = [move_to_gpu(group_row, f"GPU-{group_row.block % 2}") for group_row in blocks(8, naive=1.2, mps=1.9)]
     (pooled,) = advice_on(*two_gpus)
     assert pooled.mode is None and pooled.because.startswith("2 GPUs, advice needs 3")
 
 
-def on_gpu(one: Row, uuid: str) -> Row:
+def move_to_gpu(one: Row, uuid: str) -> Row:
     return replace(one, gpu_uuid=uuid)
 
 
@@ -170,9 +170,12 @@ def test_services_are_advised_what_meets_their_objective_with_the_shortest_tail(
     rows = []
     for block in range(1, 6):
         jitter = 1 + 0.001 * block
-        rows.append(served("serial", 1, 50, 5.0, block))
-        rows += [served("naive", 4, 50, 20.0 * jitter, block), served("mps", 4, 50, 10.0 / jitter, block)]
-        rows.append(served("mig", 4, 50, 8.0 * jitter, block))
+        rows.append(make_service_row("serial", 1, 50, 5.0, block))
+        rows += [
+            make_service_row("naive", 4, 50, 20.0 * jitter, block),
+            make_service_row("mps", 4, 50, 10.0 / jitter, block),
+        ]
+        rows.append(make_service_row("mig", 4, 50, 8.0 * jitter, block))
     (advice,) = advice_on(*rows)
     assert (advice.mode, advice.runner_up) == ("MIG", "MPS")
     assert advice.not_considered == ("naive: misses the objective in 5 of 5 blocks",)
@@ -191,7 +194,7 @@ def test_different_services_are_advised_by_the_tail_of_the_slowest() -> None:
     assert unknown.mode is None and unknown.because.startswith("no latency was measured")
 
 
-def beside(**objective: Any) -> list[Row]:
+def make_service_mixes(**objective: Any) -> list[Row]:
     train, rows = params("train"), []
     for block in range(1, 6):
         rows += [row("serial", (job(0, train, 100.0),), block), row("serial", (service(0, 50, 5.0),), block)]
@@ -203,24 +206,24 @@ def beside(**objective: Any) -> list[Row]:
 
 
 def test_training_beside_a_service_takes_what_keeps_most_among_what_meets_the_objective() -> None:
-    (advice,) = advice_on(*beside(is_given=True))
+    (advice,) = advice_on(*make_service_mixes(is_given=True))
     assert (advice.mode, advice.runner_up) == ("MPS", "naive")
     assert advice.not_considered == ("MIG: misses the objective in 5 of 5 blocks",)
-    (refused,) = advice_on(*beside())
+    (refused,) = advice_on(*make_service_mixes())
     assert refused.mode is None and "set an objective for the services" in refused.because
-    assert build_command(study(*beside()), refused) is None
+    assert build_command(study(*make_service_mixes()), refused) is None
 
 
 TYPED = "run.py -m scenario=naive,mps degree=2 workload=tiny gpu=simulated_a100_40gb repeats=3 resume=false"
 
 
-def as_typed(rows: list[Row], typed: str) -> list[Row]:
+def set_command_line(rows: list[Row], typed: str) -> list[Row]:
     return [replace(group_row, facts={"command_line": typed}) for group_row in rows]
 
 
 @pytest.mark.slow
 def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
-    rows = as_typed(blocks(3, naive=1.80, mps=1.79), TYPED)
+    rows = set_command_line(blocks(3, naive=1.80, mps=1.79), TYPED)
     typed_study = study(*rows)
     (advice,) = advice_on(*rows)
     typed = build_command(typed_study, advice)
@@ -237,15 +240,15 @@ def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
 
 
 def test_a_mode_that_is_compared_with_serial_is_measured_with_baselines() -> None:
-    rows = as_typed(blocks(1, naive=1.2), "run.py degree=2 workload=tiny baseline=never")
+    rows = set_command_line(blocks(1, naive=1.2), "run.py degree=2 workload=tiny baseline=never")
     (advice,) = advice_on(*rows)
     command = build_command(study(*rows), advice)
     assert command == "python run.py degree=2 workload=tiny repeats=5 resume=true 'only=[naive-2x-tiny]'"
 
 
 def test_modes_of_several_commands_are_all_in_the_sweep() -> None:
-    of_naive = as_typed(blocks(3, naive=1.80), "run.py scenario=naive degree=2 workload=tiny")
-    of_mps = as_typed(
+    of_naive = set_command_line(blocks(3, naive=1.80), "run.py scenario=naive degree=2 workload=tiny")
+    of_mps = set_command_line(
         [row for row in blocks(3, mps=1.79) if row.scenario == "mps"], "run.py scenario=mps degree=2 workload=tiny"
     )
     rows = [*of_naive, *(replace(row, start_ms=row.start_ms + 1000) for row in of_mps)]
@@ -257,19 +260,22 @@ def test_modes_of_several_commands_are_all_in_the_sweep() -> None:
 
 
 def test_a_command_with_a_file_that_was_removed_is_not_proposed() -> None:
-    answer = answer_advice(study(*as_typed(blocks(3, naive=1.2, mps=1.9), f"{TYPED} listeners=[host,pressure]")))
+    answer = answer_advice(
+        study(*set_command_line(blocks(3, naive=1.2, mps=1.9), f"{TYPED} listeners=[host,pressure]"))
+    )
     assert "    to get advice, measure again without listeners=pressure, which does not exist any more" in answer.text
     assert answer.data["cases"][0]["sweep"] is None
 
 
 def test_a_launcher_is_typed_again_but_where_another_gpu_is_needed() -> None:
     typed = f"{TYPED} hydra/launcher=gpus hydra.launcher.devices=[0,1]"
-    rows = as_typed(blocks(3, naive=1.80, mps=1.79), typed)
+    rows = set_command_line(blocks(3, naive=1.80, mps=1.79), typed)
     assert " hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' " in str(
         build_command(study(*rows), advice_on(*rows)[0])
     )
     rows = [
-        on_gpu(group_row, f"GPU-{group_row.block % 2}") for group_row in as_typed(blocks(8, naive=1.2, mps=1.9), typed)
+        move_to_gpu(group_row, f"GPU-{group_row.block % 2}")
+        for group_row in set_command_line(blocks(8, naive=1.2, mps=1.9), typed)
     ]
     again = build_command(study(*rows), advice_on(*rows)[0])
     assert again is not None and "hydra" not in again and again.endswith(" tracking.root=mlruns_3")
@@ -277,7 +283,7 @@ def test_a_launcher_is_typed_again_but_where_another_gpu_is_needed() -> None:
 
 def test_what_was_not_measured_is_asked_for() -> None:
     typed = "run.py degree=2 time_limit_s=60 -- train.py --only x"
-    rows = as_typed(blocks(5, naive=1.2), typed)
+    rows = set_command_line(blocks(5, naive=1.2), typed)
     (no_baseline,) = advice_on(*(group_row for group_row in rows if group_row.scenario != "serial"))
     assert no_baseline.because == "the baselines are missing; measure with baseline=always"
     ending = "repeats=5 resume=true -- train.py --only x"
@@ -294,7 +300,7 @@ def test_what_is_printed_and_how_it_ends() -> None:
     done = answer_advice(study(*blocks(5, naive=1.2, mps=1.9)))
     assert done.status == 0 and done.data["cases"][0]["mode"] == "MPS"
     assert "2 tiny bs128: use MPS: 1.58 times" in done.text
-    refused = answer_advice(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
+    refused = answer_advice(study(*set_command_line(blocks(3, naive=1.2, mps=1.9), TYPED)))
     assert refused.status == 1 and "    to get advice, run: python run.py -m scenario=naive,mps" in refused.text
     assert refused.data["cases"][0]["sweep"] in refused.text
     with pytest.raises(ConfigError, match="no group of several jobs"):

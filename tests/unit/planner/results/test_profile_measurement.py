@@ -14,12 +14,12 @@ from pipeline.planner.results.profile_measurement import measure_profile
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import copies, job, params, row, study
-from tests.unit.report.test_report_services import served
+from tests.unit.report.test_report_services import make_service_row
 
 OWN = params("train")
 
 
-def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
+def map_profile_rows(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
     profile_rows = measure_profile(study(*rows), "x").rows
     return {
         (profile_row.sharing_mode, profile_row.instance_profile, profile_row.processes): profile_row
@@ -27,7 +27,7 @@ def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
     }
 
 
-def on(instance: str, kind: str, index: int, rate: float, memory_mib: float) -> JobRow:
+def make_instance_job(instance: str, kind: str, index: int, rate: float, memory_mib: float) -> JobRow:
     metrics = {"throughput_samples_per_s": rate, "instance_memory_peak_mib": memory_mib}
     return job(index, OWN, rate, metrics=metrics, place={"gi_id": instance, "mig_profile": kind})
 
@@ -39,7 +39,7 @@ def test_processes_of_a_whole_gpu_are_one_row_with_the_interval_of_its_blocks() 
         for block in range(1, 6)
     ]
     rows += [copies("serial", 1, 150.0, block, OWN) for block in range(1, 6)]
-    rows_by_place = rows_of(*rows)
+    rows_by_place = map_profile_rows(*rows)
     assert set(rows_by_place) == {("mps", None, 3), ("serial", None, 1)}
     mps = rows_by_place["mps", None, 3]
     assert (mps.workload, mps.gpu_model, mps.batch, mps.num_blocks) == ("train", "h100_80gb", 128, 5)
@@ -56,18 +56,22 @@ def test_each_instance_is_a_share_and_those_alike_are_averaged() -> None:
         rows.append(
             row(
                 "mig",
-                (on("1", "2g.20gb", 0, 60, 500), on("2", "2g.20gb", 1, 80, 700), on("3", "1g.10gb", 2, 30, 400)),
+                (
+                    make_instance_job("1", "2g.20gb", 0, 60, 500),
+                    make_instance_job("2", "2g.20gb", 1, 80, 700),
+                    make_instance_job("3", "1g.10gb", 2, 30, 400),
+                ),
                 block,
             )
         )
         two = (
-            on("1", "3g.40gb", 0, 50, 900),
-            on("2", "3g.40gb", 1, 54, 900),
-            on("1", "3g.40gb", 2, 50, 900),
-            on("2", "3g.40gb", 3, 54, 900),
+            make_instance_job("1", "3g.40gb", 0, 50, 900),
+            make_instance_job("2", "3g.40gb", 1, 54, 900),
+            make_instance_job("1", "3g.40gb", 2, 50, 900),
+            make_instance_job("2", "3g.40gb", 3, 54, 900),
         )
         rows.append(row("mig_mps", two, block))
-    rows_by_place = rows_of(*rows)
+    rows_by_place = map_profile_rows(*rows)
     assert {key: profile_row.throughput_per_s for key, profile_row in rows_by_place.items()} == {
         ("mig", "2g.20gb", 1): 70.0,
         ("mig", "1g.10gb", 1): 30.0,
@@ -85,13 +89,13 @@ def test_jobs_beside_co_runners_are_no_row() -> None:
         for block in range(1, 6)
         for rate, co_runners in ((150.0, ""), (50.0, "6x train"))
     ]
-    assert rows_of(*rows)["mps", None, 1].throughput_per_s == 150.0
+    assert map_profile_rows(*rows)["mps", None, 1].throughput_per_s == 150.0
 
 
 def test_of_one_profile_at_several_degrees_the_fullest_gpu_counts() -> None:
-    alone = row("mig", (on("1", "1g.10gb", 0, 40, 400),))
-    full = row("mig", tuple(on(str(i), "1g.10gb", i, 30, 400) for i in range(7)))
-    assert rows_of(alone, full)["mig", "1g.10gb", 1].throughput_per_s == 30
+    alone = row("mig", (make_instance_job("1", "1g.10gb", 0, 40, 400),))
+    full = row("mig", tuple(make_instance_job(str(i), "1g.10gb", i, 30, 400) for i in range(7)))
+    assert map_profile_rows(alone, full)["mig", "1g.10gb", 1].throughput_per_s == 30
 
 
 def test_what_a_report_would_not_rank_is_no_row() -> None:
@@ -104,20 +108,20 @@ def test_what_a_report_would_not_rank_is_no_row() -> None:
     mix = row("naive", (job(0, OWN, 10.0, size="A"), job(1, params("other"), 10.0, size="B")))
     shares = tuple(job(i, OWN, 10.0, place={"mps_active_thread_percentage": str(10 * (i + 1))}) for i in range(2))
     cpu = copies("naive", 3, 90.0, 1, OWN, gpu_uuid="CPU-here")
-    assert set(rows_of(*good, *wrong, *oom, mix, row("mps_percent", shares), cpu)) == {("naive", None, 2)}
+    assert set(map_profile_rows(*good, *wrong, *oom, mix, row("mps_percent", shares), cpu)) == {("naive", None, 2)}
     with pytest.raises(ConfigError, match="no valid group of copies"):
-        rows_of(*oom)
+        map_profile_rows(*oom)
 
 
 def test_a_static_partition_is_a_share_of_the_multiprocessors() -> None:
-    def static(*parts: int) -> Row:
+    def make_static_row(*parts: int) -> Row:
         jobs = tuple(job(i, OWN, 50.0, place={"mps_multiprocessors": str(count)}) for i, count in enumerate(parts))
         return dataclasses.replace(row("mps_static", jobs), facts={"multiprocessors": "132"})
 
-    ((key, profile_row),) = rows_of(static(66, 66)).items()
+    ((key, profile_row),) = map_profile_rows(make_static_row(66, 66)).items()
     assert (key, profile_row.share_percent) == (("mps_static", None, 2), 50.0)
     with pytest.raises(ConfigError, match="no valid group of copies"):
-        rows_of(static(80, 52))
+        map_profile_rows(make_static_row(80, 52))
 
 
 def test_workloads_of_one_name_are_told_apart_by_their_options() -> None:
@@ -133,8 +137,8 @@ def test_workloads_of_one_name_are_told_apart_by_their_options() -> None:
 
 
 def test_of_services_at_several_rates_the_highest_that_met_its_objective_counts() -> None:
-    rows = [served("mps", 2, rate, latency) for rate, latency in ((50, 6.0), (100, 9.0), (200, 40.0))]
-    (profile_row,) = rows_of(*rows).values()
+    rows = [make_service_row("mps", 2, rate, latency) for rate, latency in ((50, 6.0), (100, 9.0), (200, 40.0))]
+    (profile_row,) = map_profile_rows(*rows).values()
     assert (
         profile_row.workload,
         profile_row.throughput_per_s,
@@ -152,11 +156,11 @@ def test_two_measurements_of_one_row_and_simulated_beside_real_are_refused() -> 
     one = copies("mps", 2, 90.0, 1, OWN)
     other = copies("mps", 2, 80.0, 1, OWN, options={"priority": 1})
     with pytest.raises(ConfigError, match="belong to the same row of the profile"):
-        rows_of(one, other)
+        map_profile_rows(one, other)
     assert not measure_profile(study(one), "x").is_simulated
     assert measure_profile(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated
     with pytest.raises(ConfigError, match="has runs of simulated and of real GPUs"):
-        rows_of(one, copies("naive", 2, 80.0, 1, OWN, is_simulated=True))
+        map_profile_rows(one, copies("naive", 2, 80.0, 1, OWN, is_simulated=True))
 
 
 def test_blocks_of_a_second_store_count_and_the_table_can_be_read_back(tmp_path) -> None:

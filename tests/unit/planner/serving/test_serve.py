@@ -92,7 +92,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     argv = [demand(tmp_path, services), "--profile", parva_profile, "--gpu", "simulated_a100_80gb"]
     status, plan = answer(capsys, "serve", *argv, "--out", out)
     assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
-    assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
+    assert validator.list_faults(plan, services, validator.read_profile(parva_profile)) == []
     assert json.loads(out.read_text()) == plan
     _, compared = answer(capsys, "compare", *argv)
     num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
@@ -107,10 +107,10 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
 def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path, capsys, seed):
     services, path, models, limits, margin, argv = random_case(seed, tmp_path)
     rows = validator.read_profile(path)
-    fewest = validator.fewest(services, rows, models, limits, most=3, margin=margin)
+    fewest = validator.find_fewest_gpus(services, rows, models, limits, most=3, margin=margin)
     status, plan = answer(capsys, "serve", *argv)
     if status == 0:
-        assert validator.faults(plan, services, rows, limits, margin) == []
+        assert validator.list_faults(plan, services, rows, limits, margin) == []
         assert plan["status"] == "optimal"
         assert plan["num_gpus"] == fewest or (fewest is None and plan["num_gpus"] > 3)
         check_slices(plan, services, rows, models, limits, margin)
@@ -120,7 +120,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
     for method in ("greedy", "tree", "genetic"):
         status, other = answer(capsys, "serve", *argv, "--method", method)
         if status == 0:
-            assert validator.faults(other, services, rows, limits, margin) == []
+            assert validator.list_faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
             if plan["num_gpus"] == other["num_gpus"] and other["details"]["has_fewest_slices"]:
                 assert validator.count_slices(plan) == validator.count_slices(other)
@@ -132,7 +132,7 @@ def check_slices(plan, services, rows, models, limits, margin):
     assert (details["num_compute_slices"], details["num_memory_slices"]) == taken
     assert details["has_fewest_slices"]
     if plan["num_gpus"] <= 2:
-        assert taken == validator.fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
+        assert taken == validator.find_fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
 
 
 ROW = {

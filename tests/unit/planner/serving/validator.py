@@ -44,7 +44,7 @@ def is_legal(model, driver_branch, placed):
     )
 
 
-def layouts(model, driver_branch, names):
+def list_layouts(model, driver_branch, names):
     """Every legal multiset of these profiles to which none can be added, sorted."""
     gpu = TABLE[KEYS[model]]
     places = [
@@ -71,7 +71,7 @@ def read_profile(path):
         return list(csv.DictReader(file))
 
 
-def memory_of(profile, branch):
+def get_memory(profile, branch):
     """The memory of an instance: of the newest listing up to a driver, else the smallest that any listing has."""
     listed = [(listing.get("branch"), round(listing["gib"] * 16) * 64) for listing in profile["memory_gib"]]
     if branch is None:
@@ -80,7 +80,7 @@ def memory_of(profile, branch):
     return max(dated)[1] if dated else min(mib for _, mib in listed)
 
 
-def admitted(service, row, margin=0.0, branch=None):
+def get_admitted_throughput(service, row, margin=0.0, branch=None):
     """The throughput to plan with of a row, or 0 if its latency, its memory or the driver does not allow it."""
     latency = float(row.get("latency_p99_ms") or row["latency_mean_ms"] or math.inf)
     if latency >= service["latency_share"] * service["objective_ms"]:
@@ -91,11 +91,11 @@ def admitted(service, row, margin=0.0, branch=None):
     )
     if profile and branch and branch < profile.get("min_branch", 0):
         return 0.0
-    capacity = memory_of(profile, branch) if profile else math.inf
+    capacity = get_memory(profile, branch) if profile else math.inf
     return 0.0 if float(row.get("memory_mib") or 0) > capacity else float(row["throughput_per_s"]) * (1 - margin)
 
 
-def faults(plan, services, rows, limits=None, margin=0.0):
+def list_faults(plan, services, rows, limits=None, margin=0.0):
     """What is wrong with a plan, as its JSON: empty if nothing is.
 
     Args:
@@ -129,7 +129,7 @@ def faults(plan, services, rows, limits=None, margin=0.0):
             if row is None:
                 problems.append(f"GPU {number}: {key} has no row")
                 continue
-            throughput = admitted(by_name[instance["service"]], row, margin, gpu["driver_branch"])
+            throughput = get_admitted_throughput(by_name[instance["service"]], row, margin, gpu["driver_branch"])
             if not throughput:
                 problems.append(f"GPU {number}: {key} breaks latency or memory")
             served_rates[instance["service"]] += throughput
@@ -158,11 +158,11 @@ def cell(row):
     return row["gpu_model"], row["instance_profile"], int(row["processes"]), batch, row["workload"]
 
 
-def fewest(services, rows, models, limits=None, most=4, margin=0.0):
+def find_fewest_gpus(services, rows, models, limits=None, most=4, margin=0.0):
     """The fewest GPUs by trying everything, `None` if more than `most`; for small problems.
 
     Args:
-        services, rows, limits, margin: as of `faults`.
+        services, rows, limits, margin: as of `list_faults`.
         models: of GPUs, each with its driver's branch or `None`.
         most: how many GPUs are tried.
     """
@@ -183,7 +183,7 @@ def fewest(services, rows, models, limits=None, most=4, margin=0.0):
     return None
 
 
-def slices_of(model, profile):
+def get_slices(model, profile):
     """Compute and memory slices of an instance of a model, or of the undivided GPU."""
     gpu = TABLE[KEYS[model]]
     if not profile:
@@ -194,14 +194,14 @@ def slices_of(model, profile):
 
 def count_slices(plan):
     """Compute and memory slices of all instances of a plan, as its JSON."""
-    sizes = [slices_of(gpu["model"], instance["profile"]) for gpu in plan["gpus"] for instance in gpu["instances"]]
+    sizes = [get_slices(gpu["model"], instance["profile"]) for gpu in plan["gpus"] for instance in gpu["instances"]]
     return tuple(map(sum, zip(*sizes, strict=True)))
 
 
-def fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
+def find_fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
     """The fewest compute slices, and then memory slices, of any plan on so many GPUs, by trying everything.
 
-    Arguments as of `fewest`.
+    Arguments as of `find_fewest_gpus`.
     """
     limits = limits or {}
     uses = {use for model, branch in models.items() for use in _uses(services, rows, model, branch, limits, margin)}
@@ -224,7 +224,7 @@ def _uses(services, rows, model, branch, limits, margin):
     best = _best_shares(services, rows, model, branch, margin)
     profiles = {profile for _, profile in best if profile}
     undivided = [("",)] if any(not profile for _, profile in best) else []
-    for layout in [*layouts(model, branch, profiles), *undivided]:
+    for layout in [*list_layouts(model, branch, profiles), *undivided]:
         ways = [
             combinations_with_replacement(range(-1, len(names)), count) for _, count in sorted(Counter(layout).items())
         ]
@@ -239,7 +239,7 @@ def _uses(services, rows, model, branch, limits, margin):
                 for who in combination:
                     if who >= 0:
                         total[who] += best[who, profile]
-                        taken = [a + b for a, b in zip(taken, slices_of(model, profile), strict=True)]
+                        taken = [a + b for a, b in zip(taken, get_slices(model, profile), strict=True)]
             shares = tuple(min(1.0, round(total[number], 12)) for number in range(len(names)))
             yield shares, tuple(taken), (model,)
 
@@ -264,7 +264,9 @@ def _best_shares(services, rows, model, branch, margin):
         for row in rows:
             if row["workload"] == service["name"] and row["gpu_model"] == model:
                 key = number, row["instance_profile"]
-                best[key] = max(best[key], admitted(service, row, margin, branch) / service["rate_per_s"])
+                best[key] = max(
+                    best[key], get_admitted_throughput(service, row, margin, branch) / service["rate_per_s"]
+                )
     return best
 
 
@@ -285,7 +287,7 @@ def plain_profiles(model):
     ]
 
 
-def rows_of(chance, workload, model):
+def draw_rows(chance, workload, model):
     """What was measured of a workload: some of the instances, one or two processes, one or two batch sizes."""
     base, power = chance.uniform(20, 60), chance.uniform(0.6, 1.1)
     profiles = plain_profiles(model)
@@ -333,7 +335,7 @@ def random_case(seed, folder):
     models = chance.sample(MODELS, chance.choice([1, 1, 2]))
     branch = chance.choice([None, 470, 550])
     names = ["bert", "vgg16", "yolo"][: chance.randint(1, 3)]
-    rows = [row for name in names for model in models for row in rows_of(chance, name, model)]
+    rows = [row for name in names for model in models for row in draw_rows(chance, name, model)]
     services = [
         {
             "name": name,
