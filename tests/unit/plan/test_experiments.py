@@ -175,7 +175,7 @@ MINUTES = "+duration=minutes"
 SMALL = ["workload=robroek_small", "degree=2", "scenario=naive"]
 
 
-def window_of(config: Config) -> tuple[object, ...]:
+def get_window(config: Config) -> tuple[object, ...]:
     return config.window.kind.value, config.window.seconds, config.window.settle_s
 
 
@@ -183,7 +183,7 @@ def window_of(config: Config) -> tuple[object, ...]:
 @pytest.mark.parametrize("order", [1, -1])
 def test_copies_are_measured_in_windows_whatever_the_order_of_the_arguments(order):
     config, *further_configs = configs_of([*["+experiment=robroek_resnet_bs32", MINUTES][::order], *SMALL])
-    assert [window_of(one) for one in (config, *further_configs)] == [("steady", 20, 2)] * 5  # once for each block
+    assert [get_window(one) for one in (config, *further_configs)] == [("steady", 20, 2)] * 5  # once for each block
     assert (config.data.source, config.workload.source.name, config.workload.samples) == (
         *["synthetic_files"] * 2,
         None,
@@ -206,7 +206,7 @@ def test_blocks_and_the_command_line_have_precedence():
     overrides = ["+experiment=robroek_quick", MINUTES, "window.seconds=7", "scenario=naive"]
     configs = configs_of([*overrides, "data.source=synthetic_device"])
     mixes = [config for config in configs if config.mix]
-    assert {window_of(config) for config in configs if not config.mix} == {("steady", 7, 2)}
+    assert {get_window(config) for config in configs if not config.mix} == {("steady", 7, 2)}
     assert {(mix.window.kind.value, mix.sizes["S"].samples) for mix in mixes} == {("work", 28_800)}
     assert {config.data.source for config in configs} == {"synthetic_device"}
 
@@ -214,7 +214,7 @@ def test_blocks_and_the_command_line_have_precedence():
 @pytest.mark.slow
 def test_a_rehearsal_stays_short():
     (config,) = configs_of([MINUTES, "+rehearse=tiny", "degree=2"])
-    assert window_of(config) == ("steady", 1, 0)
+    assert get_window(config) == ("steady", 1, 0)
 
 
 @pytest.mark.parametrize(

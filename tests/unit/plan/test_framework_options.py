@@ -19,7 +19,7 @@ PROBE = ("workload=framework", "degree=1")
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch):
+def _install_torch_and_tensorflow(monkeypatch):
     """Only torch and a build of TensorFlow are installed, wherever the tests run."""
     has = Interpreter(python="/env/bin/python", lock=("numpy==2.4", "tensorflow_cpu==2.21.0", "torch==2.11.0"))
     real = inventory.take_inventory

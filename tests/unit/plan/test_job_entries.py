@@ -15,7 +15,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.plan.job_entries import refuse_unread
 from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of, sweep
-from tests.unit.plan.test_plan import recorded
+from tests.unit.plan.test_plan import make_original
 
 RUNNER = str(PROJECT_DIR / "workloads/script.py")
 TINY = ["workload@sizes.S=tiny"]
@@ -33,7 +33,7 @@ def scripts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
+def get_argv(make_plan, *arguments: str) -> tuple[str, ...]:
     """The arguments of the interpreter after the runner, of the jobs that a command line leads to."""
     (group,) = make_plan(user_command.make_overrides(arguments)).groups
     assert group.jobs[0].workload.argv[0] == RUNNER
@@ -59,7 +59,7 @@ def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
     ],
 )
 def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, scripts, command, argv, name):
-    assert argv_of(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
+    assert get_argv(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
     (group,) = make_plan(user_command.make_overrides(["degree=3", "--", *command])).groups
     assert group.name == f"naive-3x-{name}"
 
@@ -225,7 +225,7 @@ def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
         ["mix=['train.py --lr 1',{command:eval.py,flags:{n:2}}]"],
     ):
         (group,) = make_plan(overrides).groups
-        again, unrecorded = read_config(recorded(group.config_text()))
+        again, unrecorded = read_config(make_original(group.config_text()))
         assert unrecorded == []
         (config,) = config_reader.read([again])
         plan = planning.build_plan([config], inventory_of([config]), is_sweep=False)

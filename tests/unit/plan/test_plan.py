@@ -160,17 +160,17 @@ def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
 def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan):
     study = sweep(scenario=["naive", "mps"], degree=[1, 2])
 
-    def planned(model, *more):
+    def plan_study(model, *more):
         device = dataclasses.replace(GPU, name=model)
         return make_plan(
             *[[*overrides, "repeats=2", "data.source=synthetic_device", *more] for overrides in study], device=device
         )
 
-    first, second = planned("H100"), planned("A100")
+    first, second = plan_study("H100"), plan_study("A100")
     assert first.digest != second.digest
     assert first.any_gpu_digest == second.any_gpu_digest
-    assert first.any_gpu_digest != planned("H100", "seed=1").any_gpu_digest
-    assert first.any_gpu_digest != planned("H100", "shard_of=case").any_gpu_digest
+    assert first.any_gpu_digest != plan_study("H100", "seed=1").any_gpu_digest
+    assert first.any_gpu_digest != plan_study("H100", "shard_of=case").any_gpu_digest
 
 
 def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
@@ -228,7 +228,7 @@ def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
 CONF = PROJECT_DIR / "conf"
 
 
-def choice_of(path: Path) -> str:
+def format_choice(path: Path) -> str:
     """What the command line says to choose this file."""
     group = path.parent.name
     if group == "listeners":
@@ -236,13 +236,13 @@ def choice_of(path: Path) -> str:
     return f"{'+' if group in ('experiment', 'rehearse', 'duration') else ''}{group}={path.stem}"
 
 
-def marks_of(path: Path) -> list[pytest.MarkDecorator]:
+def list_marks(path: Path) -> list[pytest.MarkDecorator]:
     """A workload that names packages is refused where they are not installed, as on the newest Python of `.ci/run`."""
     names_packages = re.search(r"/schema/(infer|infer_text|train_text|framework)@", path.read_text(encoding="utf-8"))
     return [pytest.mark.torch] if names_packages else []
 
 
-CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorted(CONF.glob("*/*.yaml"))]
+CHOICES = [pytest.param(format_choice(path), marks=list_marks(path)) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
 @pytest.mark.torch
@@ -316,8 +316,8 @@ def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_p
     (tmp_path / "data/cifar-10-batches-py").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for root in ("'~/data'", "data"):
-        plan = make_plan(["workload=resnet26_cifar10", f"data.root={root}"], device=GPU)
+    for data_root in ("'~/data'", "data"):
+        plan = make_plan(["workload=resnet26_cifar10", f"data.root={data_root}"], device=GPU)
         argv = plan.groups[0].jobs[0].workload.argv
         assert argv[argv.index("--data-root") + 1] == str(tmp_path / "data")
 
@@ -347,12 +347,12 @@ def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name
     ]
 
 
-def recorded(text: str) -> Original:
+def make_original(text: str) -> Original:
     return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
 @pytest.fixture
-def added(tmp_path, monkeypatch):
+def added_folder(tmp_path, monkeypatch):
     """A folder of configurations and classes that others add."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for group in ("scenario", "env", "profiler", "workload"):
@@ -360,8 +360,8 @@ def added(tmp_path, monkeypatch):
     return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
 
 
-def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
-    folder, search_path = added
+def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added_folder):
+    folder, search_path = added_folder
     (folder / "others.py").write_text(
         "from pipeline.prepare.env.current import CurrentEnv\n"
         "from pipeline.prepare.sharing.naive import Naive\n"
@@ -377,7 +377,7 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     (group,) = make_plan(chosen).groups
     assert group.options == {"share": (1, 2), "profiler": ("tracer", ("depth", 3))}
     assert group.jobs[0].workload.env.options == (("index", "x"),)
-    again, unrecorded = read_config(recorded(group.config_text()))
+    again, unrecorded = read_config(make_original(group.config_text()))
     assert unrecorded == []
     (config,) = config_reader.read([again])
     (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
@@ -388,8 +388,8 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
 
 
 @pytest.mark.slow
-def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added):
-    folder, search_path = added
+def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added_folder):
+    folder, search_path = added_folder
     (folder / "tokens").mkdir()
     (folder / "tokens/options.py").write_text(
         "from dataclasses import dataclass, field, replace\n\n"
@@ -407,7 +407,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     assert (workload.name, workload.work_unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
     assert [source.name for source in workload.sources] == ["options.py", "program.py"]
     assert dict(workload.params)["script"] == "tokens/program.py"
-    again, unrecorded = read_config(recorded(group.config_text()))
+    again, unrecorded = read_config(make_original(group.config_text()))
     assert (again.workload.length, unrecorded) == (16, [])
     with pytest.raises(ConfigError, match="workload tokens: length needs a GPU"):
         make_plan([search_path, "workload=mine", "workload.length=100", "gpu=cpu"])
@@ -433,8 +433,8 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
         ),
     ],
 )
-def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_plan, added, code, why):
-    folder, search_path = added
+def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_plan, added_folder, code, why):
+    folder, search_path = added_folder
     module = f"broken_{abs(hash(code))}"
     (folder / f"{module}.py").write_text(code)
     (folder / "workload/broken.yaml").write_text(f"defaults: [/schema/{module}.Broken@_here_, _self_]\n")

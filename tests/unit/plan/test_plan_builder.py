@@ -228,11 +228,11 @@ def number(names: str, block: int, co_runners: str = "") -> list[int]:
     jobs = group(*names, *co_runners).jobs
     return [
         job.arrivals
-        for job in number_sequences([with_role(job, is_co_runner=job.index >= len(names)) for job in jobs], block)
+        for job in number_sequences([set_role(job, is_co_runner=job.index >= len(names)) for job in jobs], block)
     ]
 
 
-def with_role(job: Job, *, is_co_runner: bool) -> Job:
+def set_role(job: Job, *, is_co_runner: bool) -> Job:
     return dataclasses.replace(job, is_co_runner=is_co_runner)
 
 
