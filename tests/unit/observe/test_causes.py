@@ -31,12 +31,12 @@ FOOTERS = {
 def judge(tmp_path):
     """What is made of error output and output."""
 
-    def of(stderr: str, stdout: str = "") -> Cause:
+    def judge_texts(stderr: str, stdout: str = "") -> Cause:
         (tmp_path / "stderr.log").write_text(stderr, encoding="utf-8", newline="")
         (tmp_path / "stdout.log").write_text(stdout, encoding="utf-8", newline="")
         return causes.judge_output(tmp_path / "stderr.log", tmp_path / "stdout.log")
 
-    return of
+    return judge_texts
 
 
 @rows("causes", "recorded_programs")
@@ -59,7 +59,7 @@ def test_a_footer_that_is_all_there_is_is_said(judge):
     assert judge("") == judge("=====\n\n-----\n") == Cause()
 
 
-def prefixed(prefix: str, text: str) -> str:
+def add_prefix(prefix: str, text: str) -> str:
     return "".join(f"{prefix}{line}\n" for line in text.splitlines())
 
 
@@ -75,11 +75,11 @@ def test_other_ends_are_said_in_a_line(judge, text, message):
 
 def test_of_several_ranks_the_first_to_fail_counts_and_not_those_that_lost_their_connection(judge):
     second = f"{TRACE}RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1\n"
-    ranks = prefixed("[rank0]: ", FAILED) + prefixed("[rank1]: ", second)
+    ranks = add_prefix("[rank0]: ", FAILED) + add_prefix("[rank1]: ", second)
     assert (
         judge(ranks + OF_TORCHRUN).text == judge(FAILED + second + OF_TORCHRUN).text == "ValueError: bad learning rate"
     )
-    assert judge(prefixed("[rank1]: ", second) + prefixed("[rank0]: ", TRACE + CUDA_OOM)).is_oom
+    assert judge(add_prefix("[rank1]: ", second) + add_prefix("[rank0]: ", TRACE + CUDA_OOM)).is_oom
 
 
 @rows("causes", "out_of_memory")
@@ -203,7 +203,7 @@ KV_CACHE = (
     ],
 )
 def test_the_cause_in_an_engine_process_of_vllm_is_found(judge, message, child, parent):
-    written = prefixed(child, IN_VLLM.format(message)) + prefixed(parent, OF_ITS_PARENT)
+    written = add_prefix(child, IN_VLLM.format(message)) + add_prefix(parent, OF_ITS_PARENT)
     assert judge(written) == Cause(f"ValueError: {message}", is_oom=True)
-    other = prefixed(child, IN_VLLM.format("bad model")) + prefixed(parent, OF_ITS_PARENT)
+    other = add_prefix(child, IN_VLLM.format("bad model")) + add_prefix(parent, OF_ITS_PARENT)
     assert judge(other) == Cause("ValueError: bad model")

@@ -255,7 +255,7 @@ def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
 
 
 def test_the_runs_of_a_baseline_are_averaged_in_their_block():
-    def ran(block, run, rate, note=""):
+    def make_run_row(block, run, rate, note=""):
         alone = group("a", block=block, sequential=True)
         of_run = dataclasses.replace(alone, run=run, digest=f"{alone.digest} {run}")
         tags = {"collocation.flag": note} if note else {}
@@ -263,7 +263,12 @@ def test_the_runs_of_a_baseline_are_averaged_in_their_block():
             group=of_run, result=Result.OK, reason="", metrics={"throughput_total_samples_per_s": rate}, tags=tags
         )
 
-    rows = [ran(1, 1, 10.0), ran(1, 2, 20.0), ran(2, 1, 25.0, "hot"), ran(2, 2, 25.0)]
+    rows = [
+        make_run_row(1, 1, 10.0),
+        make_run_row(1, 2, 20.0),
+        make_run_row(2, 1, 25.0, "hot"),
+        make_run_row(2, 2, 25.0),
+    ]
     first, *notes = format_table(rows, FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "2", "ok*", "20.0"]
     assert notes == ["figures are medians over the blocks", "* naive-a (1 of 4 runs): hot"]

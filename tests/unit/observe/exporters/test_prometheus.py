@@ -188,18 +188,18 @@ def test_the_newest_value_counts_and_one_that_stays_away_is_left_out(live):
     now_ns = time.monotonic_ns()
     exported = GroupSeries(mig_group(), live, lambda: now_ns)
 
-    def shown():
+    def read_nvml_values():
         return {key[0]: value for key, value in read(exported).items() if "_nvml_" in key[0]}
 
     both = {"power_w": 100.0, "temperature_c": 50.0}
     live.samples.append(Sample(source="nvml", t_ns=now_ns, values=both))
-    assert shown() == {"collocation_nvml_power_w": 100.0, "collocation_nvml_temperature_c": 50.0}
+    assert read_nvml_values() == {"collocation_nvml_power_w": 100.0, "collocation_nvml_temperature_c": 50.0}
     for second in range(1, 6):
         live.samples.append(Sample(source="nvml", t_ns=now_ns + second * S, values={"power_w": 100.0 + second}))
     now_ns += 5 * S  # the interval is 1 s
-    assert shown() == {"collocation_nvml_power_w": 105.0}
+    assert read_nvml_values() == {"collocation_nvml_power_w": 105.0}
     now_ns += 5 * S
-    assert shown() == {}
+    assert read_nvml_values() == {}
 
 
 def test_what_is_simulated_says_so_and_a_cpu_is_no_gpu(live):
