@@ -204,11 +204,15 @@ def test_labels_of_fourteen_mixes_do_not_collide(mix_cells, width, monkeypatch):
 
 
 def test_bars_are_in_the_order_of_the_paper():
-    def on(profile: str, degree: int) -> Row:
+    def make_mig_row(profile: str, degree: int) -> Row:
         jobs = tuple(job(i, params(), 9.0, place={"mig_profile": profile, "gi_id": str(i)}) for i in range(degree))
         return row("mig", jobs, options={"profile": profile.partition(".")[0]})
 
-    rows = [on("4g.20gb", 1), on("7g.40gb", 1), *(copies(mode, 1, 9.0) for mode in ("mps", "naive", "serial"))]
+    rows = [
+        make_mig_row("4g.20gb", 1),
+        make_mig_row("7g.40gb", 1),
+        *(copies(mode, 1, 9.0) for mode in ("mps", "naive", "serial")),
+    ]
     ((label, shown),) = bar_charts.group_by_degree(make_cells(study(*rows)), bar_charts.make_bar)
     assert label == "1 job"
     assert [f"{bar.sharing.label} {bar.detail}".strip() for bar in shown] == [
@@ -419,14 +423,16 @@ def test_what_is_missing_is_told_by_reason_below_the_axis() -> None:
 
 
 def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -> None:
-    def asked(rate: int, block: int, sustained: float = 1.0) -> Any:
+    def make_service_row(rate: int, block: int, sustained: float = 1.0) -> Any:
         service_params = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
         figures = {"throughput_total_requests_per_s": 1.0 * rate, "rate_sustained_worst_ratio": sustained}
         figures |= {"latency_mean_worst_ms": 1.0 * rate} if sustained == 1 else {}
         return row("naive", (job(0, service_params, None),), block, metrics=figures)
 
     rates = (25, 50, 75, 100)
-    rows = [asked(rate, block, 0.9 if (rate, block) == (75, 2) else 1.0) for rate in rates for block in (1, 2)]
+    rows = [
+        make_service_row(rate, block, 0.9 if (rate, block) == (75, 2) else 1.0) for rate in rates for block in (1, 2)
+    ]
     drawn = panels(sketches(*rows)["against rate per s infer"])
     (line,) = lines(drawn["mean latency of the slowest job"])
     assert line[:2] == [(25, 25), (50, 50)] and line[3:] == [(100, 100)]
@@ -506,14 +512,14 @@ def test_the_models_of_services_are_an_axis_without_lines() -> None:
     assert not sketches(*rows[:4]), "two models"
 
 
-def on_instance(profile: str, rate: float) -> Any:
+def make_instance_job(profile: str, rate: float) -> Any:
     figures = {"throughput_samples_per_s": rate, "gract_mean_ratio": rate / 100, "instance_memory_peak_mib": 900.0}
     return job(0, params(), None, metrics=figures, place={"mig_profile": profile, "gi_id": "1"})
 
 
 def test_the_same_jobs_on_instances_of_several_profiles_are_drawn_against_the_profile() -> None:
     rows = [
-        row("mig", (on_instance(profile, rate),), options={"profile": profile})
+        row("mig", (make_instance_job(profile, rate),), options={"profile": profile})
         for profile, rate in (("1g.10gb", 10.0), ("3g.40gb", 30.0), ("7g.80gb", 50.0))
     ]
     named_sketches = sketches(*rows)

@@ -18,7 +18,7 @@ from pipeline.report.page.key_findings import MOST, TIMES, LeadingNumber, select
 from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study, table_of
-from tests.unit.report.test_report_services import served, service
+from tests.unit.report.test_report_services import make_service_row, service
 
 GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)
@@ -130,8 +130,8 @@ def test_each_number_says_what_it_rests_on() -> None:
 
 def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
     rows = [
-        *(served("serial", 1, rate, 5.0) for rate in (50, 100, 200)),
-        *(served("mps", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 8.0), (200, 40.0))),
+        *(make_service_row("serial", 1, rate, 5.0) for rate in (50, 100, 200)),
+        *(make_service_row("mps", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 8.0), (200, 40.0))),
     ]
     numbers = lead(rows)
     assert [(number.number, number.unit, number.jobs) for number in numbers] == [
@@ -146,7 +146,7 @@ def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
 
 
 def test_services_at_one_rate_lead_with_their_latency_and_mixes_with_the_kept_throughput() -> None:
-    rows = [served(mode, degree, 50, latency, block) for block in (1, 2, 3)
+    rows = [make_service_row(mode, degree, 50, latency, block) for block in (1, 2, 3)
             for mode, degree, latency in (("serial", 1, 5.0), ("mps", 4, 10.0))]  # fmt: skip
     (number,) = lead(rows)
     assert (number.number, number.label) == ("2.00", "the p99 latency of one service alone")
@@ -311,7 +311,7 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
 
 
 def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
-    def resumed(*digests: str, **facts: str) -> Study:
+    def make_resumed_study(*digests: str, **facts: str) -> Study:
         environment_params = [params(environment_digest=digest) for digest in digests]
         return study(
             *(
@@ -320,11 +320,11 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
             )
         )
 
-    (doubt,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
+    (doubt,) = list_doubts(make_resumed_study("old", "new", accepts_environment="true"), ())
     assert doubt.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
     assert (
-        list_doubts(resumed("same", "same", accepts_environment="true"), ())
-        == list_doubts(resumed("old", "new"), ())
+        list_doubts(make_resumed_study("same", "same", accepts_environment="true"), ())
+        == list_doubts(make_resumed_study("old", "new"), ())
         == []
     )
 

@@ -54,13 +54,13 @@ def rows(
     return group_rows
 
 
-def measured_in(of: Study) -> list[DeviceSummary]:
+def summarize_study(of: Study) -> list[DeviceSummary]:
     evaluated = EvaluatedStudy(of)
     return summarize_devices(of, evaluated.cells, evaluated.comparisons, evaluated.winners)
 
 
 def column(number: int, *members: Row) -> Column:
-    (measured,) = measured_in(study(*members))
+    (measured,) = summarize_study(study(*members))
     return Column(number=number, name=measured.device, source=f"reports/{number}", measured=measured)
 
 
@@ -68,7 +68,7 @@ def board(*studies: list[Row]) -> Board:
     return make_board([column(number, *members) for number, members in enumerate(studies, 1)])
 
 
-def only_line(*studies: list[Row]) -> MatchedCase[Outcome]:
+def match_only_case(*studies: list[Row]) -> MatchedCase[Outcome]:
     (line,) = board(*studies).lines
     return line
 
@@ -97,14 +97,14 @@ def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
 
 
 def test_cases_are_written_and_read_again() -> None:
-    measured = measured_in(study(*collocation_study()))
+    measured = summarize_study(study(*collocation_study()))
     again = from_json(to_json(measured))
     assert to_json(again) == to_json(measured) and from_json(to_json(again)) == again
     assert [outcome.label for outcome in again[0].outcomes] == [outcome.label for outcome in measured[0].outcomes]
 
 
-def damaged(change: Callable[[dict[str, Any]], object]) -> str:
-    content = json.loads(to_json(measured_in(study(*rows(FASTER_MPS, 1)))))
+def damage_content(change: Callable[[dict[str, Any]], object]) -> str:
+    content = json.loads(to_json(summarize_study(study(*rows(FASTER_MPS, 1)))))
     change(content)
     return json.dumps(content)
 
@@ -116,14 +116,14 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> str:
         "[]",
         "{}",
         "[" * 100_000,
-        damaged(lambda content: content.update(format=99)),
-        damaged(lambda content: content.update(measured=3)),
-        damaged(lambda content: content["measured"][0].pop("device")),
-        damaged(lambda content: content["measured"][0].update(num_blocks="5")),
-        damaged(lambda content: content["measured"][0]["outcomes"][0].update(programs=[])),
-        damaged(lambda content: content["measured"][0]["outcomes"][0].update(figure=None)),
-        damaged(lambda content: content["measured"][0]["outcomes"][0].update(tied=["MIG"])),
-        damaged(lambda content: content["measured"][0]["outcomes"][0]["figure"].update(median="fast")),
+        damage_content(lambda content: content.update(format=99)),
+        damage_content(lambda content: content.update(measured=3)),
+        damage_content(lambda content: content["measured"][0].pop("device")),
+        damage_content(lambda content: content["measured"][0].update(num_blocks="5")),
+        damage_content(lambda content: content["measured"][0]["outcomes"][0].update(programs=[])),
+        damage_content(lambda content: content["measured"][0]["outcomes"][0].update(figure=None)),
+        damage_content(lambda content: content["measured"][0]["outcomes"][0].update(tied=["MIG"])),
+        damage_content(lambda content: content["measured"][0]["outcomes"][0]["figure"].update(median="fast")),
     ],
 )
 def test_a_damaged_file_is_refused(text: str) -> None:
@@ -170,12 +170,12 @@ def test_cells_at_other_settings_say_in_what_they_differ() -> None:
     window = (("device", H200), ("window", "steady, 9 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
     first_study, second_study = rows(FASTER_MPS), rows(FASTER_MPS, device=H200, settings=window)
     expected = {0: "", 1: "window steady, 9 s after 1 s instead of steady, 5 s after 1 s"}
-    assert only_line(first_study, second_study).differs == expected
+    assert match_only_case(first_study, second_study).differs == expected
     assert judge(first_study, second_study) == (Agreement.SAME, "MPS (settings differ)")
     large = rows(FASTER_MPS, job_params=params(image_px=64), device=H200)
-    assert only_line(first_study, large).differs[1] == "image_px 64"
+    assert match_only_case(first_study, large).differs[1] == "image_px 64"
     small = rows(FASTER_MPS, job_params=params(image_px=32))
-    assert only_line(small, large).differs[1] == "image_px 64 instead of 32"
+    assert match_only_case(small, large).differs[1] == "image_px 64 instead of 32"
 
 
 def test_programs_that_a_label_tells_apart_are_never_in_one_row() -> None:
@@ -206,25 +206,25 @@ def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
             jobs = tuple(job(index, service_params, 10.0) for index in range(2))
             service_rows.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
     assert "MPS 20.3 (20.1 to 20.5) ms" in format_lines(board(service_rows))
-    outcome = only_line(service_rows).members[0]
+    outcome = match_only_case(service_rows).members[0]
     assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
     assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)
 
 
 @pytest.fixture(scope="module")
-def published() -> dict[str, str]:
+def published_content() -> dict[str, str]:
     """What the reports of two GPUs say in their file of cases, by the name of their folder."""
     studies = {"h100": rows(FASTER_MPS), "h200": rows(FASTER_MPS, device=H200)}
-    return {name: to_json(measured_in(study(*members))) for name, members in studies.items()}
+    return {name: to_json(summarize_study(study(*members))) for name, members in studies.items()}
 
 
 @pytest.fixture
-def reports(published: dict[str, str], tmp_path: Path) -> list[Path]:
+def reports(published_content: dict[str, str], tmp_path: Path) -> list[Path]:
     """The folders of these reports."""
-    for name, text in published.items():
+    for name, text in published_content.items():
         (tmp_path / name).mkdir()
         publish.replace(tmp_path / name, name, {}, {publish.CASES: text.encode()})
-    return [tmp_path / name for name in published]
+    return [tmp_path / name for name in published_content]
 
 
 def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_what_a_board_cannot_be_made_of_is_one_line(
 
 def test_columns_of_one_device_are_told_apart() -> None:
     sources = [
-        (f"reports/{name}", measured) for name in ("a", "b") for measured in measured_in(study(*rows(FASTER_MPS)))
+        (f"reports/{name}", measured) for name in ("a", "b") for measured in summarize_study(study(*rows(FASTER_MPS)))
     ]
     assert [gpu_column.name for gpu_column in make_columns(sources)] == [
         "NVIDIA H100 80GB HBM3, a",

@@ -22,7 +22,7 @@ OLD, NEW, REHEARSED = "20261101-090000-aaaaaa", "20261102-090000-bbbbbb", "20261
 DIGESTS = "a" * 64, "b" * 64
 
 
-def measured(start: str, start_ms: int, **changes: Any) -> list[Row]:
+def make_rows(start: str, start_ms: int, **changes: Any) -> list[Row]:
     return [
         copies(mode, n, 9.0, start=start, start_ms=start_ms + n, **changes) for mode, n in (("serial", 1), ("mps", 2))
     ]
@@ -33,9 +33,9 @@ def read(monkeypatch: pytest.MonkeyPatch):
     """Read an experiment in which a rehearsal came last, and the window was changed before."""
     window = (("device", "simulated " + A100), ("window", "steady, 9 s after 1 s"), ("seed", "0"))
     all_rows = [
-        *measured(OLD, 1_000, settings=(("device", GPU), ("window", "steady, 5 s after 1 s"), ("seed", "0"))),
-        *measured(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
-        *measured(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
+        *make_rows(OLD, 1_000, settings=(("device", GPU), ("window", "steady, 5 s after 1 s"), ("seed", "0"))),
+        *make_rows(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
+        *make_rows(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
     ]
     monkeypatch.setattr(rows, "_read_store", lambda store, experiment: iter([*all_rows, None]))
     return lambda **chosen: rows.read([Path("mlruns")], "mixed", choice=Choice(**chosen))
@@ -102,7 +102,7 @@ def test_a_board_has_a_study_of_each_kind(read) -> None:
     assert kinds == [{False}, {True}]
 
 
-def in_environment(digest: str, lock: str, **changes: Any) -> Row:
+def make_environment_row(digest: str, lock: str, **changes: Any) -> Row:
     group_row = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
     return dataclasses.replace(group_row, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in group_row.jobs))
 
@@ -118,7 +118,7 @@ def in_environment(digest: str, lock: str, **changes: Any) -> Row:
 )
 def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypatch, locks, names) -> None:
     monkeypatch.setattr(environments, "_read_lock", lambda store, run_id: run_id)
-    report_study = study(*(in_environment(DIGESTS[n], lock, start_ms=n) for n, lock in enumerate(locks)))
+    report_study = study(*(make_environment_row(DIGESTS[n], lock, start_ms=n) for n, lock in enumerate(locks)))
     assert sorted(row.jobs[0].label for row in report_study.rows) == sorted(
         f"resnet26_cifar10 bs128 {name}" for name in names
     )
@@ -132,7 +132,7 @@ def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypa
 
 
 def test_an_environment_goes_without_saying_where_there_is_one_or_an_option_tells_apart() -> None:
-    alone = [in_environment(DIGESTS[0], "numpy==1")]
+    alone = [make_environment_row(DIGESTS[0], "numpy==1")]
     report_study = study(*alone)
     assert (report_study.rows[0].jobs[0].label, report_study.environments) == ("resnet26_cifar10 bs128", ())
     both = [

@@ -126,18 +126,18 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(full_content
 
 
 def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() -> None:
-    def pooled(*gpus: str) -> Study:
+    def pool_gpus(*gpus: str) -> Study:
         pairs = [("serial", 1), ("naive", 2)]
         block_groups = [(block, gpu, pair) for block, gpu in enumerate(gpus, start=1) for pair in pairs]
         return study(*(copies(*pair, 9.0, block, gpu_uuid=gpu, boot_id=gpu) for block, gpu, pair in block_groups))
 
     first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
-    assert describe_setup(pooled(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
-    assert describe_setup(pooled(first, first, first, second))[1] == (
+    assert describe_setup(pool_gpus(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
+    assert describe_setup(pool_gpus(first, first, first, second))[1] == (
         "The blocks ran on 2 GPUs: 1 to 3 on NVIDIA H100 80GB HBM3 GPU-11111111 "
         "and 4 on NVIDIA H100 80GB HBM3 GPU-22222222."
     )
-    assert write_answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3, no group")
+    assert write_answer(pool_gpus(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3, no group")
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_precisions_are_lines_and_rows_of_their_own() -> None:
     ]
     content = make_content(study(*precision_rows))
     for precision in ("default precision", "bf16"):
-        assert f">resnet26_cifar10 bs128 ({precision})<" in svg_of(content, "gain")
+        assert f">resnet26_cifar10 bs128 ({precision})<" in get_svg(content, "gain")
         assert sum(f"({precision})" in str(row[0]) for table in content.tables for row in table.rows) > 3
 
 
@@ -221,18 +221,18 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("rates", "start"),
+    ("rates", "opening"),
     [
         ({2: 5.0, 3: 3.0}, "On one NVIDIA H100 80GB HBM3, sharing gains nothing: at most 1.00 times the serial speed"),
         ({2: 9.0, 3: 3.0}, "Sharing gains nothing for 3 resnet26_cifar10 bs128."),
         ({2: 9.0, 3: 4.0}, "The smallest speed-up is 1.20 times, with 3 resnet26_cifar10 bs128 under naive."),
     ],
 )
-def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], start: str) -> None:
+def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], opening: str) -> None:
     shared = [copies("naive", degree, rate, block) for degree, rate in rates.items() for block in (1, 2)]
     content = make_content(study(*(copies("serial", 1, 10.0, block) for block in (1, 2)), *shared))
     sentences = write_answer(content.study, content.cells, content.winners)
-    assert any(sentence.startswith(start) for sentence in sentences)
+    assert any(sentence.startswith(opening) for sentence in sentences)
     assert "least gain of a fastest mode" not in " ".join(sentences)
 
 
@@ -245,31 +245,33 @@ def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(full_
         assert ElementTree.fromstring(figure.svg).tag.endswith("svg")
 
 
-def svg_of(content: Content, name: str) -> str:
+def get_svg(content: Content, name: str) -> str:
     return next(figure.svg for figure in content.figures if figure.name.startswith(name))
 
 
 @pytest.mark.slow
 def test_what_has_no_figure_is_a_labelled_box(full_content: Content) -> None:
-    assert ">oom<" in svg_of(full_content, "workload-resnet152")
-    assert ">14 %<" in svg_of(full_content, "workload-resnet26") and ">wrong results<" in svg_of(
+    assert ">oom<" in get_svg(full_content, "workload-resnet152")
+    assert ">14 %<" in get_svg(full_content, "workload-resnet26") and ">wrong results<" in get_svg(
         full_content, "workload-resnet26"
     )
-    assert ">skipped<" in svg_of(full_content, "mixes")
-    assert ">7: MPS % wrong results<" in svg_of(full_content, "gain")
+    assert ">skipped<" in get_svg(full_content, "mixes")
+    assert ">7: MPS % wrong results<" in get_svg(full_content, "gain")
     (gain,) = [figure for figure in full_content.figures if figure.name == "gain"]
     assert gain.sketch.caption.endswith("Without a figure: resnet152_imagenet bs128.")
-    assert "alone, CUDA graph" in svg_of(full_content, "gain")
+    assert "alone, CUDA graph" in get_svg(full_content, "gain")
 
 
 def test_each_mode_has_its_colour_in_every_figure(full_content: Content, page: str) -> None:
     for name in ("workload-resnet26", "mixes", "gain", "energy"):
-        assert NAIVE.colour in svg_of(full_content, name) and MPS.colour in svg_of(full_content, name)
+        assert NAIVE.colour in get_svg(full_content, name) and MPS.colour in get_svg(full_content, name)
     assert "prefers-color-scheme: dark" in page
     swatch = re.search(r'<i style="background: var\((--[\w-]+)\)"></i>MPS</td>', page)
     assert swatch is not None and f"{swatch[1]}: {MPS.colour}" in page and f"{swatch[1]}: {MPS.dark_colour}" in page
     colours = {colour for mode in MODES.values() for colour in (mode.colour, mode.dark_colour)}
-    job_bars = svg_of(full_content, "over-time").replace(MPS.colour, "")  # of the bars of the jobs, which ran under MPS
+    job_bars = get_svg(full_content, "over-time").replace(
+        MPS.colour, ""
+    )  # of the bars of the jobs, which ran under MPS
     assert [colour for colour in colours if colour in job_bars] == []
 
 
@@ -297,7 +299,7 @@ def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
         ),
     )
     for timeline, panels in ((TIMELINE, ["activity (share)"]), (divided, ["GRACT (share)", "SMACT (share)"])):
-        svg = svg_of(make_content(study(), timeline), "over-time")
+        svg = get_svg(make_content(study(), timeline), "over-time")
         assert [f"{name} (share)" for name in re.findall(r">([^<>]*) \(share\)<", svg)] == panels
     assert [svg.count(f">{place or 'whole GPU'}<") for place in places] == [2] * len(places), "a legend for each"
 
@@ -354,10 +356,10 @@ def test_an_empty_study_is_a_page_that_says_so() -> None:
 @pytest.mark.slow
 def test_a_panel_that_no_group_has_is_left_out_and_a_missing_figure_of_some_is_said() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2))]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert "GRACT" not in svg and "peak memory" not in svg and "not measured" not in svg
     rows = [*rows, *(copies("mps", 2, 10.0, b, metrics={"memory_peak_mib": 100.0}) for b in (1, 2, 3))]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert ">peak memory of the GPU<" in svg and ">not measured<" in svg and "GRACT" not in svg
 
 
@@ -367,14 +369,14 @@ def test_a_steady_window_is_told_by_rates_and_not_by_its_own_length() -> None:
         copies(scenario, degree, 10.0, own=job_params, metrics={"makespan_s": 5.0})
         for scenario, degree in (("serial", 1), ("naive", 2))
     ]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert ">throughput of all jobs<" in svg and "total time" not in svg
 
 
 @pytest.mark.slow
 def test_a_group_over_time_without_activity_keeps_its_time_axis() -> None:
     rows = [copies(s, d, 10.0) for s, d in (("serial", 1), ("naive", 2))]
-    svg = svg_of(make_content(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
+    svg = get_svg(make_content(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
     assert "activity" not in svg and ">8<" in svg  # seconds
 
 
@@ -392,7 +394,7 @@ def test_small_energies_are_in_millijoules_and_files_for_machines_in_joules() ->
     }
     (results,) = [table for table in content.tables if table.name == "results"]
     assert results.rows[0][results.columns.index("energy per sample (J)")] == 0.00456
-    assert ">mJ per sample<" in svg_of(content, "energy")
+    assert ">mJ per sample<" in get_svg(content, "energy")
 
 
 @pytest.mark.slow
@@ -442,7 +444,7 @@ def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
         for block in (1, 2, 3)
         for scenario, seconds in (("serial", 30.0), ("mps", 20.0))
     ]
-    svg = svg_of(make_content(study(*rows)), "mixes")
+    svg = get_svg(make_content(study(*rows)), "mixes")
     assert "total time (s)" in svg and SERIAL.colour in svg
 
 

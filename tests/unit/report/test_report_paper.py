@@ -32,7 +32,7 @@ WITHOUT_MIG = "a medium model with one or two small ones is fastest"
 ON_MIG = "three medium models and a small one are fastest"
 
 
-def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]:
+def make_paper_params(workload: str = "robroek_small", **changes: Any) -> dict[str, str]:
     """Params of a job at the settings of the paper."""
     settings = {"recipe": "timm", "precision": "tf32", "source": "files", "image_px": 32, "batch_size": 32}
     settings |= {"autotune": "together", "loader_workers": 4}
@@ -45,9 +45,9 @@ def checks(rows: Sequence[Row], start: str) -> list[FindingCheck]:
     return [check for check in paper.compare(cells, compare_modes(cells)) if check.finding.text.startswith(start)]
 
 
-def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
+def make_seven_jobs(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
     """One job alone and seven under MPS, each so many times slower; a value a block."""
-    job_params = published(**changes)
+    job_params = make_paper_params(**changes)
     rows = []
     for block, slowdown in enumerate(slowdowns, start=1):
         rows += [copies("serial", 1, 2000.0, block, job_params), copies("mps", 7, 2000.0 / slowdown, block, job_params)]
@@ -68,15 +68,15 @@ def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
 def test_the_whole_interval_agrees_or_differs(
     slowdowns: Sequence[float], agreement: Agreement, difference: str
 ) -> None:
-    (check,) = checks(seven(slowdowns), SEVEN)
+    (check,) = checks(make_seven_jobs(slowdowns), SEVEN)
     assert (check.agreement, check.difference) == (agreement, difference)
     assert check.finding.where == "figure 3" and check.degree == 7
     assert check.note == "NVIDIA H100 80GB HBM3 instead of an A100-SXM4-40GB; steady window instead of 5 epochs"
 
 
-def drifting(*totals: tuple[str, int, float], **changes: Any) -> list[Row]:
+def make_drifting_rows(*totals: tuple[str, int, float], **changes: Any) -> list[Row]:
     """One job alone that follows its host, and groups that do not, with their total rates; five blocks."""
-    job_params = published(**changes)
+    job_params = make_paper_params(**changes)
     rows = [copies("serial", 1, 2000.0 * host, block, job_params) for block, host in enumerate(HOST, 1)]
     return rows + [
         copies(mode, degree, total * gpu / degree, block, job_params)
@@ -86,19 +86,19 @@ def drifting(*totals: tuple[str, int, float], **changes: Any) -> list[Row]:
 
 
 def test_a_figure_over_a_drifting_baseline_is_marked_and_decides_nothing() -> None:
-    (check,) = checks(drifting(("mps", 7, 2000.0 / 1.70 * 7)), SEVEN)
+    (check,) = checks(make_drifting_rows(("mps", 7, 2000.0 / 1.70 * 7)), SEVEN)
     assert check.agreement is Agreement.UNDECIDED and check.difference == "a speed drifts with its host"
     assert check.figure is not None and re.fullmatch(r"1\.70\* \(.* to .*\)", check.figure_in_words)
-    plain = checks(seven([1.70 * host for host in HOST]), SEVEN)[0].figure
+    plain = checks(make_seven_jobs([1.70 * host for host in HOST]), SEVEN)[0].figure
     assert plain is not None and check.figure.high - check.figure.low > 2 * (plain.high - plain.low)
-    (higher,) = checks(drifting(("mps", 7, 2000.0 / 4 * 7)), SEVEN)
+    (higher,) = checks(make_drifting_rows(("mps", 7, 2000.0 / 4 * 7)), SEVEN)
     assert higher.difference.endswith("% higher, but a speed drifts with its host"), "whatever the distance"
     (table,) = list_publication_tables([check])
     assert table.note.startswith("*: doubtful")
 
 
 def test_a_figure_against_another_mode_that_drifts_is_marked() -> None:
-    job_params = published()
+    job_params = make_paper_params()
     rows = [copies("serial", 1, 700.0, block, job_params) for block, _ in enumerate(HOST, 1)]
     for block, (host, gpu) in enumerate(zip(HOST, GPU_SPEEDS, strict=True), 1):
         rows += [copies("naive", 2, 500.0 * host, block, job_params), copies("mps", 2, 600.0 * gpu, block, job_params)]
@@ -108,7 +108,7 @@ def test_a_figure_against_another_mode_that_drifts_is_marked() -> None:
 
 
 def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
-    rows = seven((1.70, 1.70, 1.70, 1.61, 1.61, 1.61, 1.79, 1.79, 1.79))
+    rows = make_seven_jobs((1.70, 1.70, 1.70, 1.61, 1.61, 1.61, 1.79, 1.79, 1.79))
     assert checks(rows, SEVEN)[0].agreement is Agreement.AGREES
     of_three = [dataclasses.replace(one, gpu_uuid=f"GPU-{(one.block - 1) // 3}") for one in rows]
     (check,) = checks(of_three, SEVEN)
@@ -130,7 +130,7 @@ def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
     ],
 )
 def test_what_was_measured_at_other_settings_is_not_compared(changes: dict[str, Any], difference: str) -> None:
-    (check,) = checks(seven([1.70, 1.71, 1.69, 1.70, 1.72], **changes), SEVEN)
+    (check,) = checks(make_seven_jobs([1.70, 1.71, 1.69, 1.70, 1.72], **changes), SEVEN)
     assert check.agreement is Agreement.OTHER_SETTINGS
     assert sorted(check.difference.split("; ")) == sorted(difference.split("; "))
     assert check.figure is not None and check.figure.median == pytest.approx(1.70)
@@ -138,17 +138,23 @@ def test_what_was_measured_at_other_settings_is_not_compared(changes: dict[str, 
 
 def test_a_finding_stands_beside_its_own_settings_alone_where_they_were_measured() -> None:
     same = [1.70, 1.71, 1.69, 1.70, 1.72]
-    rows = [*seven(same), *seven([5.0] * 5, batch_size=128), *seven([3.0] * 5, precision="fp32")]
+    rows = [
+        *make_seven_jobs(same),
+        *make_seven_jobs([5.0] * 5, batch_size=128),
+        *make_seven_jobs([3.0] * 5, precision="fp32"),
+    ]
     (check,) = checks(rows, SEVEN)
     assert check.agreement is Agreement.AGREES and "bs32" in check.case_label
-    nearest = checks(seven([5.0] * 5, batch_size=128) + seven([3.0] * 5, batch_size=128, source="disk"), SEVEN)
+    nearest = checks(
+        make_seven_jobs([5.0] * 5, batch_size=128) + make_seven_jobs([3.0] * 5, batch_size=128, source="disk"), SEVEN
+    )
     assert [check.difference for check in nearest] == ["batch 128 instead of 32"]
-    (synthetic_check,) = checks(seven(same, source="synthetic_files"), SEVEN)
+    (synthetic_check,) = checks(make_seven_jobs(same, source="synthetic_files"), SEVEN)
     assert synthetic_check.agreement is Agreement.AGREES and synthetic_check.note.endswith("; synthetic image files")
 
 
 def test_mig_is_compared_on_the_instances_of_the_paper_only() -> None:
-    job_params, other = published(), {"mig_profile": "1g.10gb"}
+    job_params, other = make_paper_params(), {"mig_profile": "1g.10gb"}
     rows = [copies("serial", 1, 2000.0, block, job_params) for block in BLOCKS]
     rows += [copies("mig", 2, 1900.0 + block, block, job_params) for block in BLOCKS]  # 3g
     small = tuple(job(index, job_params, 600.0, place=other) for index in range(2))
@@ -161,8 +167,8 @@ def test_mig_is_compared_on_the_instances_of_the_paper_only() -> None:
 
 
 def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper() -> None:
-    def shared(large: str) -> list[Row]:
-        size_params = {"L": published("robroek_large", image_px=224), "S": published(batch_size=128)}
+    def make_mixes(large: str) -> list[Row]:
+        size_params = {"L": make_paper_params("robroek_large", image_px=224), "S": make_paper_params(batch_size=128)}
         places = {"L": large, "S": "1g.10gb"}
         mix_rows = []
         for block in BLOCKS:
@@ -174,9 +180,9 @@ def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper(
         return mix_rows
 
     slow = "a large model with a small or medium one is much slower on MIG"
-    assert [check.agreement for check in checks(shared("3g.40gb"), slow)] == [Agreement.AGREES]
-    assert [check.agreement for check in checks(shared("4g.40gb"), slow)] == [Agreement.AGREES]
-    (check,) = checks(shared("2g.20gb"), slow)
+    assert [check.agreement for check in checks(make_mixes("3g.40gb"), slow)] == [Agreement.AGREES]
+    assert [check.agreement for check in checks(make_mixes("4g.40gb"), slow)] == [Agreement.AGREES]
+    (check,) = checks(make_mixes("2g.20gb"), slow)
     assert (check.agreement, check.difference) == (
         Agreement.OTHER_SETTINGS,
         "a MIG instance of 2g instead of 3g or 4g",
@@ -186,9 +192,9 @@ def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper(
 def mix(sizes: str, speeds: dict[str, float], **small: Any) -> list[Row]:
     """A mix in each mode, each of its jobs at that share of its speed alone."""
     size_params = {
-        "S": published(**{"batch_size": 128} | small),
-        "M": published("robroek_medium", batch_size=128, image_px=64),
-        "L": published("robroek_large", image_px=224),
+        "S": make_paper_params(**{"batch_size": 128} | small),
+        "M": make_paper_params("robroek_medium", batch_size=128, image_px=64),
+        "L": make_paper_params("robroek_large", image_px=224),
     }
     rows = []
     for block in BLOCKS:
@@ -244,24 +250,24 @@ def test_a_mix_has_the_settings_of_each_of_its_workloads() -> None:
 
 def test_naive_sharing_is_the_worst_but_for_resnets_at_batch_128() -> None:
     def rows(batch: int, naive: float, mps: float) -> list[Row]:
-        job_params = published(batch_size=batch)
+        job_params = make_paper_params(batch_size=batch)
         rates = {"naive": naive, "mps": mps}
         return [copies(mode, 7, rate + block, block, job_params) for block in BLOCKS for mode, rate in rates.items()]
 
-    def with_baseline(batch: int, naive: float, mps: float) -> list[Row]:
-        alone = [copies("serial", 1, 2000.0, block, published(batch_size=batch)) for block in BLOCKS]
+    def make_rows_with_baseline(batch: int, naive: float, mps: float) -> list[Row]:
+        alone = [copies("serial", 1, 2000.0, block, make_paper_params(batch_size=batch)) for block in BLOCKS]
         return alone + rows(batch, naive, mps)
 
-    (worst,) = checks(with_baseline(32, 900, 1200), "naive sharing is the worst, except")
+    (worst,) = checks(make_rows_with_baseline(32, 900, 1200), "naive sharing is the worst, except")
     assert worst.agreement is Agreement.AGREES
-    (suffers,) = checks(with_baseline(128, 1200, 900), "with seven ResNets at batch 128")
+    (suffers,) = checks(make_rows_with_baseline(128, 1200, 900), "with seven ResNets at batch 128")
     assert suffers.agreement is Agreement.AGREES
-    (suffers,) = checks(with_baseline(128, 900, 1200), "with seven ResNets at batch 128")
+    (suffers,) = checks(make_rows_with_baseline(128, 900, 1200), "with seven ResNets at batch 128")
     assert suffers.agreement is Agreement.DIFFERS
 
 
 def test_out_of_memory_and_what_was_never_measured() -> None:
-    job_params = published("robroek_large", image_px=224)
+    job_params = make_paper_params("robroek_large", image_px=224)
     seven_large = [
         row("naive", tuple(job(i, job_params, None) for i in range(7)), block, result=Result.OOM) for block in BLOCKS
     ]
@@ -276,7 +282,7 @@ def test_out_of_memory_and_what_was_never_measured() -> None:
 
 
 def test_memory_is_compared_at_the_highest_degree() -> None:
-    job_params = published()
+    job_params = make_paper_params()
     metrics = {1: {"memory_peak_mib": 1500.0}, 3: {"memory_peak_mib": 4200.0}, 7: {"memory_peak_mib": 10000.0}}
     rows = [copies("serial", 1, 2000.0, block, job_params, metrics=metrics[1]) for block in BLOCKS]
     rows += [copies("mps", n, 900.0, block, job_params, metrics=metrics[n]) for block in BLOCKS for n in (3, 7)]
@@ -285,7 +291,7 @@ def test_memory_is_compared_at_the_highest_degree() -> None:
     assert check.figure is not None and check.figure.median == pytest.approx(10000 / 1500 / 7)
 
 
-def on_profile(profile: str, job_params: dict[str, str], rate: float, block: int, **metrics: float) -> Row:
+def make_instance_row(profile: str, job_params: dict[str, str], rate: float, block: int, **metrics: float) -> Row:
     """One job on an instance."""
     jobs = (job(0, job_params, rate, place={"mig_profile": profile}),)
     return row("mig", jobs, block, options={"profile": profile}, metrics=metrics)
@@ -295,7 +301,7 @@ def test_a_figure_along_a_parameter_is_that_at_the_highest_value_over_that_at_th
     def rows(growth: float, profile: str = "1g.10gb", **changes: Any) -> list[Row]:
         settings = {"precision": "default", "source": "disk", "sequence_tokens": 64} | changes
         return [
-            on_profile(profile, params("bert_base", **settings | {"batch_size": batch}), rate, block)
+            make_instance_row(profile, params("bert_base", **settings | {"batch_size": batch}), rate, block)
             for block in range(1, 6)
             for batch, rate in ((16, 50.0), (32, 100.0), (64, 170.0), (512, 100 * growth + 0.1 * block))
         ]
@@ -314,7 +320,7 @@ def test_a_figure_along_a_parameter_is_that_at_the_highest_value_over_that_at_th
 def test_a_figure_along_the_mig_profile_is_that_of_the_largest_over_that_of_the_smallest() -> None:
     job_params = params("infer_bert_base", work_unit="requests", arrival="closed", outstanding=1, batch_size=8)
     rows = [
-        on_profile(
+        make_instance_row(
             profile, job_params, 50.0, block, throughput_total_requests_per_s=50.0, energy_per_request_j=energy_j
         )
         for block in range(1, 6)
@@ -338,7 +344,7 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
 
 
 def test_a_finding_on_mig_instances_has_the_activity_of_the_instances() -> None:
-    jobs = [job(i, published(), 300.0, place={"gi_id": str(i)}) for i in range(7)]
+    jobs = [job(i, make_paper_params(), 300.0, place={"gi_id": str(i)}) for i in range(7)]
     active = tuple(dataclasses.replace(one, metrics={**one.metrics, "gract_mean_ratio": 0.7}) for one in jobs)
     groups = [row("mig", active, block, metrics={"gract_mean_ratio": 0.99}) for block in BLOCKS]
     (check,) = checks(groups, "ResNet26 at batch 32 never saturate")
@@ -347,7 +353,7 @@ def test_a_finding_on_mig_instances_has_the_activity_of_the_instances() -> None:
 
 def test_large_models_are_compared_at_the_batch_of_their_figures() -> None:
     def gain(batch: int) -> FindingCheck:
-        job_params = published("robroek_large", image_px=224, batch_size=batch)
+        job_params = make_paper_params("robroek_large", image_px=224, batch_size=batch)
         rows = [copies("serial", 1, 600.0, block, job_params) for block in BLOCKS]
         rows += [copies("naive", 2, 300.0 + 0.1 * block, block, job_params) for block in BLOCKS]
         return checks(rows, "large models gain nothing")[0]

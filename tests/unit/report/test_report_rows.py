@@ -123,7 +123,7 @@ def compare_other_gpus(*rows: Row) -> Iterator[Contrast]:
     return effects.compare_other_gpus(measured, make_cells(measured))
 
 
-def of_company(beside: str, rate: float, block: int, **changes: Any) -> Row:
+def make_company_row(beside: str, rate: float, block: int, **changes: Any) -> Row:
     settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "steady, 5 s after 1 s"), ("other GPUs", beside))
     facts = {"plan": f"plan{beside}", "plan_groups": "3", "shard": str(block)}
     start_ms = 1000 * block + len(beside)
@@ -131,9 +131,9 @@ def of_company(beside: str, rate: float, block: int, **changes: Any) -> Row:
 
 
 def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_one_gpu() -> None:
-    alone = [of_company("", 10.0 * block, block) for block in (1, 2, 3)]
-    company = [of_company("3", 9.0 * block, block) for block in (1, 2)]
-    selected_study = study(*alone, *company, of_company("3", 99.0, 3, gpu_uuid="GPU-2"))
+    alone = [make_company_row("", 10.0 * block, block) for block in (1, 2, 3)]
+    company = [make_company_row("3", 9.0 * block, block) for block in (1, 2)]
+    selected_study = study(*alone, *company, make_company_row("3", 99.0, 3, gpu_uuid="GPU-2"))
     assert not selected_study.left_out
     assert selected_study.num_planned == len(selected_study.rows) == 6
     assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(selected_study)] == [
@@ -148,38 +148,44 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
 
 
 def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most() -> None:
-    def said(*shares: tuple[float, ...], beside: str = "1") -> list[str]:
+    def summarize_company(*shares: tuple[float, ...], beside: str = "1") -> list[str]:
         rows = []
         for position, of_blocks in enumerate(shares):
             for block, share in enumerate(of_blocks, start=1):
                 what = {"options": {"percent": str(position)}}
-                rows += [of_company("", 10.0, block, **what), of_company(beside, 10.0 * share, block, **what)]
+                rows += [
+                    make_company_row("", 10.0, block, **what),
+                    make_company_row(beside, 10.0 * share, block, **what),
+                ]
         return effects.summarize_other_gpus(compare_other_gpus(*rows))
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
-    (sentence,) = said((0.9,))
+    (sentence,) = summarize_company((0.9,))
     assert sentence == f"While another GPU works, {jobs} keeps 0.900 of its speed; an interval needs 3 blocks."
-    (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
+    (sentence,) = summarize_company((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
     assert sentence.startswith("While 3 other GPUs work, ")
     assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups) and " in sentence
     assert sentence.endswith("; 2 of 3 intervals exclude 1.")
-    assert said() == []
+    assert summarize_company() == []
 
 
 def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of_each_job() -> None:
-    def beside(beside: str, rates: list[float], window: WindowKind, **changes: Any) -> Row:
+    def make_company_mix(beside: str, rates: list[float], window: WindowKind, **changes: Any) -> Row:
         jobs = tuple(job(index, params(f"w{index}"), rate) for index, rate in enumerate(rates))
         settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "logged"), ("other GPUs", beside))
         return row("naive", jobs, settings=settings, window=window, start_ms=len(beside), **changes)
 
     slow = {"metrics": {"makespan_s": 80.0}}
     rows = [
-        beside("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
-        beside("1", [500.0], WindowKind.LOGGED, **slow),
+        make_company_mix("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
+        make_company_mix("1", [500.0], WindowKind.LOGGED, **slow),
     ]
     (effect,) = compare_other_gpus(*rows)
     assert effect.gain == 0.5
-    rows = [beside("", [1000.0, 10.0], WindowKind.STEADY), beside("1", [1000.0, 5.0], WindowKind.STEADY)]
+    rows = [
+        make_company_mix("", [1000.0, 10.0], WindowKind.STEADY),
+        make_company_mix("1", [1000.0, 5.0], WindowKind.STEADY),
+    ]
     (effect,) = compare_other_gpus(*rows)
     assert effect.gain == 0.75
     service_jobs = [dataclasses.replace(e.jobs[0], params=e.jobs[0].params | {"given_rate": "true"}) for e in rows]
@@ -187,14 +193,14 @@ def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of
     assert not list(compare_other_gpus(*services))
 
 
-def on_host(store: int, **facts: str) -> list[Row]:
+def make_host_rows(store: int, **facts: str) -> list[Row]:
     kind = {"cpu_model": "Xeon", "cpus": "16", "power_limit_w": "700", "driver_version": "580.1"}
     more: dict[str, Any] = {"facts": kind | facts, "gpu_uuid": f"GPU-{store}", "start_ms": store}
     return [copies("serial", 1, 10.0 * store, **more), copies("naive", 2, 6.0 * store, **more)]
 
 
 def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
-    stores = (on_host(1), on_host(2, driver_version="590.2"), on_host(3))
+    stores = (make_host_rows(1), make_host_rows(2, driver_version="590.2"), make_host_rows(3))
     unpooled_study = study_of("e", *stores, pools_hosts=False)
     assert [
         (cell.case.setting, cell.mode, sorted(cell.gpus)) for cell in make_cells(unpooled_study) if cell.degree == 2
@@ -209,7 +215,7 @@ def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
     pooled = study_of("e", *stores, pools_hosts=True)
     assert {(cell.case.setting, len(cell.gpus)) for cell in make_cells(pooled)} == {("", 3)}
     assert "differ in driver; their blocks are pooled" in str(describe_setup(pooled))
-    alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
+    alike = study_of("e", make_host_rows(1), make_host_rows(2), pools_hosts=False)
     assert {cell.case.setting for cell in make_cells(alike)} == {""}
     assert "hosts" not in str(describe_setup(alike))
 
@@ -217,7 +223,7 @@ def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def on_model(model: str, speed: float, study_digest: str = "s", start_ms: int = 1) -> list[Row]:
+def make_model_rows(model: str, speed: float, study_digest: str = "s", start_ms: int = 1) -> list[Row]:
     """Two blocks of a plan on a GPU of one model, which ends an hour or so before that on another one."""
     facts = {"plan": f"{study_digest} on {model}", "plan_any_gpu": study_digest, "plan_groups": "6", "shard": "1"}
     facts |= {"driver_version": "580.1", "host": f"host of {model}"}
@@ -229,7 +235,7 @@ def on_model(model: str, speed: float, study_digest: str = "s", start_ms: int = 
 @pytest.mark.parametrize("pools_hosts", [False, True])
 def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hosts: bool) -> None:
     two_model_study = study_of(
-        "e", [*on_model(GPU.name, 20.0), *on_model(A100, 10.0, start_ms=9)], pools_hosts=pools_hosts
+        "e", [*make_model_rows(GPU.name, 20.0), *make_model_rows(A100, 10.0, start_ms=9)], pools_hosts=pools_hosts
     )
     assert not two_model_study.left_out
     assert two_model_study.num_planned == len(two_model_study.rows) == 12
@@ -262,7 +268,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
 
 
 def test_of_another_study_the_model_that_was_measured_last_counts() -> None:
-    selected_study = study(*on_model(GPU.name, 20.0, "older"), *on_model(A100, 10.0, "newer", start_ms=9))
+    selected_study = study(*make_model_rows(GPU.name, 20.0, "older"), *make_model_rows(A100, 10.0, "newer", start_ms=9))
     assert selected_study.devices == (A100,)
     assert selected_study.left_out == {f"older plan: device {GPU.name} instead of {A100}": 6}
     assert "models" not in str(describe_setup(selected_study))
@@ -403,16 +409,16 @@ def test_two_precisions_of_one_boot_share_their_blocks() -> None:
 
 
 def test_step_modes_of_a_program_have_a_best_one_and_versions_of_a_script_none() -> None:
-    def best_of(*programs: JobRow) -> set[str]:
+    def list_best_metrics(*programs: JobRow) -> set[str]:
         rows = [row("serial", (one,), block) for block in (1, 2) for one in programs]
         return {
             name for cell in make_cells(study(*rows)) for name in cell.values if name == "speedup_vs_best_solo_ratio"
         }
 
     script = {"workload": "script", "model": "x"}
-    assert best_of(job(0, params(), 5.0), job(0, params(step_mode="cuda_graph"), 9.0))
-    assert not best_of(job(0, script, 5.0, salt="a"), job(0, script, 9.0, salt="b"))
-    assert not best_of(job(0, params(), 5.0, salt="a"), job(0, params(), 9.0, salt="b"))
+    assert list_best_metrics(job(0, params(), 5.0), job(0, params(step_mode="cuda_graph"), 9.0))
+    assert not list_best_metrics(job(0, script, 5.0, salt="a"), job(0, script, 9.0, salt="b"))
+    assert not list_best_metrics(job(0, params(), 5.0, salt="a"), job(0, params(), 9.0, salt="b"))
 
 
 def test_a_study_over_two_windows_keeps_them_apart() -> None:
@@ -429,13 +435,13 @@ def test_a_resumed_plan_is_one_plan_whatever_its_last_start_ran() -> None:
     assert study(*first, other).left_out == {"older plan: window 20 s instead of 5 s": 1}
 
 
-def recorded(group: Group, root: Path, **facts: str) -> Row:
+def read_recorded(group: Group, root: Path, **facts: str) -> Row:
     """A group as a report reads it back from what was recorded of it."""
-    (row,) = recorded_together([group], root, **facts)
+    (row,) = read_recorded_groups([group], root, **facts)
     return row
 
 
-def recorded_together(groups: Sequence[Group], root: Path, **facts: str) -> list[Row]:
+def read_recorded_groups(groups: Sequence[Group], root: Path, **facts: str) -> list[Row]:
     """Groups of one experiment; those after the first have these facts as well."""
 
     records: list[GroupRecord] = []
@@ -454,24 +460,24 @@ def recorded_together(groups: Sequence[Group], root: Path, **facts: str) -> list
 def test_results_of_other_packages_stand_beside_each_other_where_a_resume_accepted_them(
     make_plan, tmp_path, monkeypatch
 ) -> None:
-    def group_with(packages: str, degree: int) -> Group:
+    def plan_with_packages(packages: str, degree: int) -> Group:
         current = CurrentEnv().preview()
         with monkeypatch.context() as patch:
             changed = dataclasses.replace(current, lock_digest=packages)
             patch.setattr(CurrentEnv, "preview", lambda env: changed)
             return make_plan([f"degree={degree}", "baseline=never"], device=GPU).groups[0]
 
-    groups = [group_with("old", 2), group_with("new", 3)]
-    older, newer = recorded_together(groups, tmp_path / "a")
+    groups = [plan_with_packages("old", 2), plan_with_packages("new", 3)]
+    older, newer = read_recorded_groups(groups, tmp_path / "a")
     assert list(study(older, newer).left_out) == ["older plan: a program, its options or its environment changed since"]
-    together = study(*recorded_together(groups, tmp_path / "b", accepts_environment="true"))
+    together = study(*read_recorded_groups(groups, tmp_path / "b", accepts_environment="true"))
     assert len(together.rows) == 2 and together.left_out == {}
 
 
 def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_plan, tmp_path) -> None:
     mps = ["scenario=mps", "degree=2"]
     plan = make_plan(mps, [*mps, "gpu.exclusive_process=true"], device=GPU, is_sweep=True)
-    selected_study = study(*(recorded(group, tmp_path) for group in plan.groups))
+    selected_study = study(*(read_recorded(group, tmp_path) for group in plan.groups))
     assert len(plan.groups) == len(selected_study.rows) == 3 and selected_study.left_out == {}
     assert sorted(r.mode for r in selected_study.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
     assert sorted(str(r.options) for r in selected_study.rows) == ["{'exclusive_process': True}", "{}", "{}"]
@@ -479,7 +485,7 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
 
 def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(make_plan, tmp_path) -> None:
     mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
-    (group_row,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
+    (group_row,) = study(read_recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
     assert ([job.size for job in group_row.jobs], group_row.mode, group_row.profiles) == (
         ["M", "S"],
         "MIG 4g+1g",
@@ -499,11 +505,11 @@ def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) ->
     gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"])
     device = dataclasses.replace(GPU, kind="simulated")
     plan = make_plan(*(["scenario=naive", "degree=2", *gpu] for gpu in gpus), device=device)
-    recorded_rows = [recorded(group, tmp_path) for group in plan.groups]
+    recorded_rows = [read_recorded(group, tmp_path) for group in plan.groups]
     selected_study = study(*recorded_rows)
     assert len(plan.groups) == len(selected_study.rows) == 4 and selected_study.left_out == {}
     assert sorted({r.setting for r in selected_study.rows}) == ["memory of a job 512 MiB", "memory of a job 600 MiB"]
-    real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
+    real = read_recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
     assert [name for name, _ in real.settings] == [name for name, _ in recorded_rows[0].settings]
     newest = max(recorded_rows, key=lambda row: dict(row.settings)["memory of a job"])
     unknown = tuple((key, "" if key == "memory of a job" else value) for key, value in newest.settings)

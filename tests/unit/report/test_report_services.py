@@ -33,7 +33,7 @@ def service(index: int, rate: float, latency_ms: float, sequence: int = 0, **cha
     return job(index, service_params, None, metrics=figures, **changes)
 
 
-def served(scenario: str, degree: int, rate: float, latency_ms: float, block: int = 1, **figures: Any) -> Row:
+def make_service_row(scenario: str, degree: int, rate: float, latency_ms: float, block: int = 1, **figures: Any) -> Row:
     """Equal services at a rate, with the figures of their group."""
     group_figures = {
         "throughput_total_requests_per_s": degree * rate,
@@ -48,12 +48,12 @@ def served(scenario: str, degree: int, rate: float, latency_ms: float, block: in
 
 def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> None:
     rows = [
-        *(served("serial", 1, rate, 5.0) for rate in (50, 100, 200, 400)),
-        *(served("naive", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 20.0), (200, 15.0))),
-        served("mps", 4, 50, 6.0),
-        served("mps", 4, 100, 8.0),
+        *(make_service_row("serial", 1, rate, 5.0) for rate in (50, 100, 200, 400)),
+        *(make_service_row("naive", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 20.0), (200, 15.0))),
+        make_service_row("mps", 4, 50, 6.0),
+        make_service_row("mps", 4, 100, 8.0),
         # A queue that grows misses every objective, however short the latencies of what was answered.
-        served("mps", 4, 200, 9.0, rate_sustained_worst_ratio=0.9),
+        make_service_row("mps", 4, 200, 9.0, rate_sustained_worst_ratio=0.9),
         row("mps", tuple(service(i, 400, 1.0) for i in range(4)), result=Result.OOM),
     ]
     table = table_of("objective", study(*rows))
@@ -71,15 +71,17 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
 
 
 def test_a_rate_of_too_few_requests_for_the_percentile_is_not_called_none() -> None:
-    def asked(scenario: str, rate: float, **met: float) -> Row:
+    def make_rated_row(scenario: str, rate: float, **met: float) -> Row:
         figures = {"throughput_total_requests_per_s": rate, "rate_sustained_worst_ratio": 1.0, "latency_mean_ms": 5.0}
         return row(scenario, (service(0, rate, 5.0),), metrics=figures | met)
 
     grew = {"rate_sustained_worst_ratio": 0.5}
-    unknown = [asked(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [asked("mps", 200, **grew)]
+    unknown = [make_rated_row(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [
+        make_rated_row("mps", 200, **grew)
+    ]
     (sentence,) = write_answer(study(*unknown), make_cells(study(*unknown)), []) or [""]
     assert "rate" not in sentence
-    half = [*unknown, *(asked("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
+    half = [*unknown, *(make_rated_row("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
     (sentence,) = write_answer(study(*half), make_cells(study(*half)), [])
     assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in sentence
 
@@ -88,9 +90,9 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     rows = []
     for block in range(1, 6):
         jitter = 1 + 0.001 * block
-        rows.append(served("serial", 1, 50, 5.0, block))
-        rows.append(served("naive", 4, 50, 20.0 * jitter, block))
-        rows.append(served("mps", 4, 50, 10.0 / jitter, block))
+        rows.append(make_service_row("serial", 1, 50, 5.0, block))
+        rows.append(make_service_row("naive", 4, 50, 20.0 * jitter, block))
+        rows.append(make_service_row("mps", 4, 50, 10.0 / jitter, block))
     cells = make_cells(study(*rows))
     named_comparisons = {(comparison.mode, comparison.against): comparison for comparison in compare_modes(cells)}
     assert named_comparisons["MPS", "naive"].metric == "latency_p99_worst_ms"
@@ -123,7 +125,7 @@ def test_only_the_service_with_the_arrivals_of_the_run_alone_is_compared_with_it
 
 
 def test_a_percentile_that_one_block_lacks_is_no_figure_of_the_case() -> None:
-    rows = [served(mode, 1, 50, 5.0, block) for mode in ("serial", "naive") for block in range(1, 6)]
+    rows = [make_service_row(mode, 1, 50, 5.0, block) for mode in ("serial", "naive") for block in range(1, 6)]
     short = rows[-1]
     without = {name: value for name, value in short.metrics.items() if "p99" not in name}
     rows[-1] = dataclasses.replace(short, metrics=without)
@@ -136,9 +138,9 @@ def test_a_percentile_that_one_block_lacks_is_no_figure_of_the_case() -> None:
 def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared() -> None:
     rows = []
     for block in range(1, 9):
-        rows.append(served("serial", 1, 50, 5.0, block))
-        rows.append(served("mps", 4, 50, 10.0 + 0.01 * block, block))
-        saturated = served("naive", 4, 50, 10.0, block, rate_sustained_worst_ratio=0.8 if block < 4 else 1.0)
+        rows.append(make_service_row("serial", 1, 50, 5.0, block))
+        rows.append(make_service_row("mps", 4, 50, 10.0 + 0.01 * block, block))
+        saturated = make_service_row("naive", 4, 50, 10.0, block, rate_sustained_worst_ratio=0.8 if block < 4 else 1.0)
         without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
         rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
     cells = make_cells(study(*rows))
@@ -255,12 +257,12 @@ def test_bars_of_one_colour_say_which_they_are() -> None:
 
 
 def test_what_is_as_many_as_the_requests_is_said_once() -> None:
-    def with_images(images: int) -> list[Row]:
+    def make_image_rows(images: int) -> list[Row]:
         figures = {"throughput_total_images_per_s": 50.0 * images, "energy_per_image_j": 1.0}
-        return [served("serial", 1, 50, 5.0, **figures), served("naive", 1, 50, 5.0, **figures)]
+        return [make_service_row("serial", 1, 50, 5.0, **figures), make_service_row("naive", 1, 50, 5.0, **figures)]
 
-    assert [name for name in list_metrics(make_cells(study(*with_images(1)))) if "image" in name] == []
-    eight = list_metrics(make_cells(study(*with_images(8))))
+    assert [name for name in list_metrics(make_cells(study(*make_image_rows(1)))) if "image" in name] == []
+    eight = list_metrics(make_cells(study(*make_image_rows(8))))
     assert [name for name in eight if "throughput_total" in name] == [
         "throughput_total_requests_per_s",
         "throughput_total_images_per_s",
@@ -268,7 +270,7 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
     assert "energy_per_image_j" in eight
 
 
-def served_of_fractions(
+def make_fraction_row(
     percentage: int | None, degree: int, users: int, latency_ms: float, block: int = 1, **changes: Any
 ) -> Row:
     """Return services with clients that wait, on a percentage of the GPU; `None` is the whole GPU without MPS."""
@@ -290,12 +292,12 @@ def served_of_fractions(
     return row(scenario, jobs, block, metrics=group, options=options, **changes)
 
 
-def whole_and_half(block: int = 1, slower: float = 1.0) -> list[Row]:
+def make_fraction_rows(block: int = 1, slower: float = 1.0) -> list[Row]:
     """Return the whole GPU (1 ms a request), and half of it: 1.25 ms with the rest idle, 1.6 ms with it loaded."""
     return [
-        *(served_of_fractions(None, 1, users, 1.0 * users * slower, block) for users in (4, 32)),
-        *(served_of_fractions(50, 1, users, 1.25 * users * slower, block) for users in (4, 32)),
-        *(served_of_fractions(50, 2, users, 1.6 * users * slower, block) for users in (4, 32)),
+        *(make_fraction_row(None, 1, users, 1.0 * users * slower, block) for users in (4, 32)),
+        *(make_fraction_row(50, 1, users, 1.25 * users * slower, block) for users in (4, 32)),
+        *(make_fraction_row(50, 2, users, 1.6 * users * slower, block) for users in (4, 32)),
     ]
 
 
@@ -304,13 +306,13 @@ def tabulate(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def test_fractions_are_led_by_a_sentence_without_a_number() -> None:
-    cells = make_cells(of_fractions := study(*whole_and_half()))
+    cells = make_cells(of_fractions := study(*make_fraction_rows()))
     assert select_leading_numbers(of_fractions, cells, compare_modes(cells)) == ()
     assert describe_fractions(cells)
 
 
 def test_a_service_on_half_a_gpu_is_compared_with_the_whole_gpu_for_both_states_of_the_rest() -> None:
-    assert tabulate(whole_and_half()) == [
+    assert tabulate(make_fraction_rows()) == [
         ("whole", "serial", None, 4, "1", "6", None, "0.25", "20"),
         ("whole", "serial", None, 32, "1", "48", None, "0.25", "20"),
         ("half", "MPS 50 %", "idle", 4, "0.8", "7.5", None, "0.25", "16"),
@@ -321,7 +323,7 @@ def test_a_service_on_half_a_gpu_is_compared_with_the_whole_gpu_for_both_states_
 
 
 def test_ratios_are_of_one_block_and_have_an_interval() -> None:
-    rows = [one for block in (1, 2, 3) for one in whole_and_half(block, slower=1 + 0.1 * block)]
+    rows = [one for block in (1, 2, 3) for one in make_fraction_rows(block, slower=1 + 0.1 * block)]
     idle, loaded = (part for part in list_fractions(make_cells(study(*rows))) if part.num_parts == 2)
     assert idle.rest == "idle" and loaded.rest == "loaded"
     throughput, users = idle.compare_throughput(32), loaded.estimate_users()
@@ -333,24 +335,24 @@ def test_ratios_are_of_one_block_and_have_an_interval() -> None:
 
 @pytest.mark.parametrize(("slower", "bound"), [(0.5, "at least 32"), (8.0, "fewer than 4")])
 def test_users_outside_the_measured_numbers_are_bounds(slower: float, bound: str) -> None:
-    lines = tabulate(whole_and_half(slower=slower))
+    lines = tabulate(make_fraction_rows(slower=slower))
     assert lines[0][-1] == bound and lines[2][-1] == ("at least 32" if slower < 0.625 else bound)
-    assert "users" not in describe_fractions(make_cells(study(*whole_and_half(slower=slower))))[0]
+    assert "users" not in describe_fractions(make_cells(study(*make_fraction_rows(slower=slower))))[0]
 
 
 def test_one_block_outside_the_measured_numbers_leaves_a_bound() -> None:
-    assert tabulate([*whole_and_half(1), *whole_and_half(2, slower=0.5)])[0][-1] == "at least 32"
+    assert tabulate([*make_fraction_rows(1), *make_fraction_rows(2, slower=0.5)])[0][-1] == "at least 32"
 
 
 def test_users_need_an_objective_at_a_percentile_and_two_numbers_of_users() -> None:
-    one_number = [one for one in whole_and_half() if one.jobs[0].params["outstanding"] == "4"]
+    one_number = [one for one in make_fraction_rows() if one.jobs[0].params["outstanding"] == "4"]
     assert [line[-1] for line in tabulate(one_number)] == [None] * 3
     assert [line[4] for line in tabulate(one_number)] == ["1", "0.8", "0.625"]
 
 
 def test_wrong_results_on_a_fraction_are_named_and_have_no_figures() -> None:
-    rows = [one for one in whole_and_half() if one.degree == 1]
-    rows += [served_of_fractions(50, 2, users, 1.6 * users, result=Result.WRONG_RESULTS) for users in (4, 32)]
+    rows = [one for one in make_fraction_rows() if one.degree == 1]
+    rows += [make_fraction_row(50, 2, users, 1.6 * users, result=Result.WRONG_RESULTS) for users in (4, 32)]
     assert tabulate(rows)[-1] == ("half", "MPS 50 %", "loaded", 32, "wrong_results", None, None, None, None)
     assert describe_fractions(make_cells(study(*rows))) == [
         "On half of the GPU (MPS 50 %), the throughput of infer is 0.80 times with the rest idle, relative to the "
@@ -359,13 +361,13 @@ def test_wrong_results_on_a_fraction_are_named_and_have_no_figures() -> None:
 
 
 def test_the_answer_names_both_states_of_the_rest_and_the_users() -> None:
-    (sentence,) = describe_fractions(make_cells(study(*whole_and_half())))
+    (sentence,) = describe_fractions(make_cells(study(*make_fraction_rows())))
     assert "is 0.80 times with the rest idle and 0.62 times with the rest loaded, relative to the whole GPU" in sentence
     assert sentence.endswith("; 16.0 and 12.5 instead of 20.0 users have a p50 within 20 ms.")
 
 
 def test_shares_of_which_only_one_number_of_jobs_ran_are_no_fractions() -> None:
-    rows = [one for one in whole_and_half() if one.degree == 1]
+    rows = [one for one in make_fraction_rows() if one.degree == 1]
     cells = make_cells(study(*rows))
     assert not [*list_fractions(cells)] and not [*curves.sketch_fractions(cells, None)]
     assert not describe_fractions(cells)
@@ -373,11 +375,11 @@ def test_shares_of_which_only_one_number_of_jobs_ran_are_no_fractions() -> None:
 
 
 def test_a_figure_has_a_panel_for_each_known_quantity() -> None:
-    (sketch,) = curves.sketch_fractions(make_cells(study(*whole_and_half())), None)
+    (sketch,) = curves.sketch_fractions(make_cells(study(*make_fraction_rows())), None)
     svg = draw(sketch, "fractions", is_simulated=False).svg
     titles = ("throughput with 32 users", "users with a p50 within 20 ms", "p95 latency with 4 users", "energy per")
     assert all(title in svg for title in titles)
     assert "MPS %, rest idle" in svg and "MPS %, rest loaded" in svg and "quarter" not in svg
-    without = [served_of_fractions(p, d, 4, 4.0) for p, d in ((None, 1), (50, 1), (50, 2))]
+    without = [make_fraction_row(p, d, 4, 4.0) for p, d in ((None, 1), (50, 1), (50, 2))]
     (sketch,) = curves.sketch_fractions(make_cells(study(*without)), None)
     assert "users with a" not in draw(sketch, "fractions", is_simulated=False).svg

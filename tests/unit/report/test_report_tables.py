@@ -50,13 +50,13 @@ def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
 
 
 def test_serial_copies_are_as_many_times_the_solo_run() -> None:
-    def alone(block: int):
+    def make_solo_row(block: int):
         one = job(0, params(), 100.0, metrics={"makespan_s": 10.0, "epoch_time_mean_s": 5.0})
         return row("serial", (one,), block, window=WindowKind.WORK, metrics={"makespan_s": 10.0})
 
     together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
     pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
-    cells = make_cells(study(alone(1), pair))
+    cells = make_cells(study(make_solo_row(1), pair))
     serial = cell(cells, "serial", 2)
     assert serial.is_derived and not cell(cells, "serial", 1).is_derived
     assert serial.values["makespan_s"] == {1: 20.0}
@@ -173,22 +173,24 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
     assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in case_labels)
 
 
-def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
+def list_cell_throughputs(*rows: Row) -> dict[tuple[str, str], list[float]]:
     """The throughputs that each cell has, by case and mode."""
     name = "throughput_total_samples_per_s"
     return {(c.case.label, c.mode): list(c.values[name].values()) for c in make_cells(study(*rows))}
 
 
 def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
-    def shares(rate: float, block: int, **options: str) -> Row:
+    def make_limited_row(rate: float, block: int, **options: str) -> Row:
         place = {"mps_active_thread_percentage": "50"}
         jobs = tuple(job(index, params(), rate, place=place) for index in range(2))
         return row("mps_percent", jobs, block, options=options, start_ms=int(1000 * block + rate))
 
-    both = [shares(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))]
+    both = [
+        make_limited_row(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))
+    ]
     mig = [copies("mig", 3, rate, options={"profile": of}) for rate, of in ((1.0, "auto"), (2.0, "2g"))]
     wide = [copies("mig", 2, 3.0, options={"profile": "auto"})]
-    blocks_by_mode = {mode: values for (_, mode), values in blocks_of_each_cell(*both, *mig, *wide).items()}
+    blocks_by_mode = {mode: values for (_, mode), values in list_cell_throughputs(*both, *mig, *wide).items()}
     assert blocks_by_mode == {
         "MPS 50 %": [10.0, 10.0],
         "MPS 50 % active_thread_pct=50": [14.0, 14.0],
@@ -201,7 +203,7 @@ def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -
 def test_groups_that_differ_in_nothing_that_is_said_never_share_a_cell() -> None:
     """As programs of two numbers of epochs, which a window is expected to say."""
     programs = [[job(i, params(epochs=rate), rate, salt=str(rate)) for i in range(2)] for rate in (1, 2)]
-    blocks_by_label = blocks_of_each_cell(*(row("mps", tuple(jobs)) for jobs in programs))
+    blocks_by_label = list_cell_throughputs(*(row("mps", tuple(jobs)) for jobs in programs))
     assert sorted(blocks_by_label.values()) == [[2.0], [4.0]]
     assert all(re.fullmatch(r"MPS \([0-9a-f]{6}\)", mode) for _, mode in blocks_by_label)
 
@@ -219,10 +221,10 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
     label = labels.label_jobs(jobs)
     assert label == "+".join(first) and labels.label_jobs(jobs[::-1]) == "+".join(second)
     assert labels.label_mix(jobs) == labels.label_mix(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
-    assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
+    assert list_cell_throughputs(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
     called = "+".join(second)  # as the first of the groups by name, and no order is told from another
-    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
-    assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
+    assert list_cell_throughputs(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
+    assert list_cell_throughputs(*one, mix("naive", second, 2.0)) == {
         (f"{label} [order {'+'.join(first)}]", "naive"): [2.0],
         (f"{label} [order {'+'.join(first)}]", "MPS"): [6.0],
         (f"{'+'.join(second)} [order {'+'.join(second)}]", "naive"): [4.0],
@@ -386,7 +388,7 @@ ALONE = {"energy_j": 3000.0, "power_idle_w": 100.0, "utilization_gpu_mean_pct": 
 TOGETHER = {"energy_j": 5000.0, "power_idle_w": 100.0}  # 500 W for 10 s, 400 W above idle
 
 
-def _job_of_shares(index: int, name: str, rate: float, **figures: float) -> JobRow:
+def _make_job_with_shares(index: int, name: str, rate: float, **figures: float) -> JobRow:
     plain_job = job(index, params(name, work_unit="samples"), rate)
     return dataclasses.replace(plain_job, metrics={**plain_job.metrics, **figures})
 
@@ -394,8 +396,12 @@ def _job_of_shares(index: int, name: str, rate: float, **figures: float) -> JobR
 def _rows(*together: JobRow, scenario: str = "mps", busy: float | None = None) -> list[Row]:
     measured = {} if busy is None else {SM: busy}
     return [
-        row("serial", (_job_of_shares(0, "a", 100.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 3.0}),
-        row("serial", (_job_of_shares(0, "b", 50.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 6.0}),
+        row(
+            "serial", (_make_job_with_shares(0, "a", 100.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 3.0}
+        ),
+        row(
+            "serial", (_make_job_with_shares(0, "b", 50.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 6.0}
+        ),
         row(scenario, together, metrics=TOGETHER),
     ]
 
@@ -406,8 +412,8 @@ def _list_shares(rows: list[Row]) -> list[tuple[object, ...]]:
 
 def test_a_measured_share_divides_the_energy_above_idle() -> None:
     jobs = (
-        _job_of_shares(0, "a", 50.0, **{SM: 60.0, MEMORY: 12.0}),
-        _job_of_shares(1, "b", 10.0, **{SM: 20.0, MEMORY: 3.0}),
+        _make_job_with_shares(0, "a", 50.0, **{SM: 60.0, MEMORY: 12.0}),
+        _make_job_with_shares(1, "b", 10.0, **{SM: 20.0, MEMORY: 3.0}),
     )
     assert _list_shares(_rows(*jobs, scenario="naive")) == [
         ("naive", "a bs128", "60", "measured", "12", "sample", "3 J", "7 J"),  # (50 + 300) W, 50 samples/s
@@ -418,7 +424,7 @@ def test_a_measured_share_divides_the_energy_above_idle() -> None:
 @pytest.mark.parametrize(("busy", "shares"), [(None, ("60", "20")), (40.0, ("30", "10"))])
 def test_a_share_that_was_not_measured_is_a_model(busy: float | None, shares: tuple[str, str]) -> None:
     """The busy time per step alone is that of the process if it was measured, else that of the GPU."""
-    rows = _rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5), busy=busy)
+    rows = _rows(_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5), busy=busy)
     assert _list_shares(rows) == [
         ("MPS", "a bs128", shares[0], "model", None, "sample", "3 J", "4.667 J"),
         ("MPS", "b bs128", shares[1], "model", None, "sample", "6 J", "12 J"),
@@ -426,7 +432,7 @@ def test_a_share_that_was_not_measured_is_a_model(busy: float | None, shares: tu
 
 
 def test_a_missing_input_leaves_share_or_energy_missing() -> None:
-    jobs = (_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5))
+    jobs = (_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5))
     both = _rows(*jobs)
     assert [line[2] for line in _list_shares(both[1:])] == ["20"]  # the other job did not run alone
     assert [line[-1] for line in _list_shares(both[1:])] == [None]
@@ -435,8 +441,8 @@ def test_a_missing_input_leaves_share_or_energy_missing() -> None:
 
 
 def test_one_job_has_no_row_and_the_table_is_written() -> None:
-    assert _list_shares(_rows(_job_of_shares(0, "a", 75.0))) == []
-    of = study(*_rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5)))
+    assert _list_shares(_rows(_make_job_with_shares(0, "a", 75.0))) == []
+    of = study(*_rows(_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5)))
     assert "shares" in [table.name for table in make_tables(of, make_cells(of), [], [], [])]
 
 
@@ -554,21 +560,21 @@ GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.01, 0.99, 1.005, 0.995)
 
 
-def measured(scenario: str, degree: int, rate: float, energy_j: float, block: int, **changes: Any) -> Row:
+def make_measured_row(scenario: str, degree: int, rate: float, energy_j: float, block: int, **changes: Any) -> Row:
     """Equal jobs with an energy per sample in a window of 10 s."""
     noisy = rate * FACTORS[block - 1]
     energy = {"energy_per_sample_j": energy_j, "energy_j": energy_j * 10 * degree * noisy}
     return copies(scenario, degree, noisy, block, metrics=energy, **changes)
 
 
-def five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
+def make_five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
     """Serial jobs at 0.1 J per sample, two jobs under MPS and naive, and a CUDA graph alone at 0.05 J."""
     rows = []
     for block, scatter in enumerate((1.0, 1.004, 0.996, 1.002, 0.998), start=1):
-        rows.append(measured("serial", 1, 1000.0, 0.1, block))
-        rows.append(measured("serial", 1, 2500.0, 0.05, block, own=GRAPH))
-        rows.append(measured("naive", 2, 600.0, naive_j * scatter, block))
-        rows.append(measured("mps", 2, 800.0, mps_j / scatter, block))
+        rows.append(make_measured_row("serial", 1, 1000.0, 0.1, block))
+        rows.append(make_measured_row("serial", 1, 2500.0, 0.05, block, own=GRAPH))
+        rows.append(make_measured_row("naive", 2, 600.0, naive_j * scatter, block))
+        rows.append(make_measured_row("mps", 2, 800.0, mps_j / scatter, block))
     return rows
 
 
@@ -578,7 +584,7 @@ def energies(rows: list[Row]) -> dict[tuple[str, str], Contrast]:
 
 
 def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes() -> None:
-    comparisons = energies(five_blocks())
+    comparisons = energies(make_five_blocks())
     assert {pair: (round(verdict.ratio.median, 2), verdict.decision) for pair, verdict in comparisons.items()} == {
         ("naive", "serial"): (1.2, Decision.WORSE),
         ("naive", "CUDA graph alone"): (2.4, Decision.WORSE),
@@ -592,7 +598,7 @@ def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes()
 
 
 def test_speed_and_energy_are_corrected_together() -> None:
-    comparisons = compare_modes(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
+    comparisons = compare_modes(make_cells(study(*make_five_blocks(mps_j=0.1, naive_j=0.1))))
     assert (
         [v.quantity for v in comparisons].count(Quantity.ENERGY)
         == [v.quantity for v in comparisons].count(Quantity.SPEED)
@@ -610,7 +616,7 @@ def test_no_energy_and_no_block_in_common_give_no_comparison() -> None:
 
 
 def test_energy_does_not_rank_modes() -> None:
-    cells = make_cells(study(*five_blocks(mps_j=0.3)))
+    cells = make_cells(study(*make_five_blocks(mps_j=0.3)))
     (winner,) = winners(cells, compare_modes(cells))
     assert winner.mode == "MPS"
     assert re.fullmatch(
@@ -640,7 +646,7 @@ def test_a_steady_mix_is_compared_by_the_energy_of_the_work_that_it_did() -> Non
 
 
 def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mode() -> None:
-    of = study(*five_blocks())
+    of = study(*make_five_blocks())
     cells = make_cells(of)
     comparisons = compare_modes(cells)
     best = winners(cells, comparisons)
@@ -664,7 +670,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
 
 
 def test_too_few_blocks_leave_energy_open() -> None:
-    of = study(*[group_row for group_row in five_blocks() if group_row.block < 4])
+    of = study(*[group_row for group_row in make_five_blocks() if group_row.block < 4])
     cells = make_cells(of)
     comparisons = compare_modes(cells)
     assert {verdict.decision for verdict in comparisons} == {Decision.NO_VERDICT}

@@ -28,15 +28,15 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
 
 
 def test_a_label_says_only_what_differs_within_the_study() -> None:
-    def labels_of(*changes: dict[str, str]) -> list[str]:
+    def list_labels(*changes: dict[str, str]) -> list[str]:
         return [
             r.jobs[0].label
             for r in study(*(copies("serial", 1, 9.0, own=params(**changed_params)) for changed_params in changes)).rows
         ]
 
-    assert labels_of({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
+    assert list_labels({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
     assert sorted(
-        labels_of({"step_mode": "cuda_graph", "source": "disk", "precision": "default"}, {"precision": "fp32"})
+        list_labels({"step_mode": "cuda_graph", "source": "disk", "precision": "default"}, {"precision": "fp32"})
     ) == [
         "resnet26_cifar10 bs128 (default precision, CUDA graph, data from disk)",
         "resnet26_cifar10 bs128 (strict fp32, data on the GPU)",
