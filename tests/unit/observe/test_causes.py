@@ -31,12 +31,12 @@ FOOTERS = {
 def judge(tmp_path):
     """What is made of error output and output."""
 
-    def of(stderr: str, stdout: str = "") -> Cause:
+    def judge_texts(stderr: str, stdout: str = "") -> Cause:
         (tmp_path / "stderr.log").write_text(stderr, encoding="utf-8", newline="")
         (tmp_path / "stdout.log").write_text(stdout, encoding="utf-8", newline="")
         return causes.judge_output(tmp_path / "stderr.log", tmp_path / "stdout.log")
 
-    return of
+    return judge_texts
 
 
 @rows("causes", "recorded_programs")
@@ -54,12 +54,12 @@ def test_below_every_footer_the_error_is_found(judge, footer):
 
 
 def test_a_footer_that_is_all_there_is_is_said(judge):
-    said = "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
-    assert judge(f"{said}\nwandb: Find logs at: x\n") == Cause(said)
+    message = "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
+    assert judge(f"{message}\nwandb: Find logs at: x\n") == Cause(message)
     assert judge("") == judge("=====\n\n-----\n") == Cause()
 
 
-def prefixed(prefix: str, text: str) -> str:
+def add_prefix(prefix: str, text: str) -> str:
     return "".join(f"{prefix}{line}\n" for line in text.splitlines())
 
 
@@ -69,17 +69,17 @@ def test_the_exception_is_found_in_every_form(judge, text):
 
 
 @rows("causes", "other_ends")
-def test_other_ends_are_said_in_a_line(judge, text, said):
-    assert judge(text) == Cause(said)
+def test_other_ends_are_said_in_a_line(judge, text, message):
+    assert judge(text) == Cause(message)
 
 
 def test_of_several_ranks_the_first_to_fail_counts_and_not_those_that_lost_their_connection(judge):
     second = f"{TRACE}RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1\n"
-    ranks = prefixed("[rank0]: ", FAILED) + prefixed("[rank1]: ", second)
+    ranks = add_prefix("[rank0]: ", FAILED) + add_prefix("[rank1]: ", second)
     assert (
         judge(ranks + OF_TORCHRUN).text == judge(FAILED + second + OF_TORCHRUN).text == "ValueError: bad learning rate"
     )
-    assert judge(prefixed("[rank1]: ", second) + prefixed("[rank0]: ", TRACE + CUDA_OOM)).is_oom
+    assert judge(add_prefix("[rank1]: ", second) + add_prefix("[rank0]: ", TRACE + CUDA_OOM)).is_oom
 
 
 @rows("causes", "out_of_memory")
@@ -96,9 +96,9 @@ def test_out_of_memory_over_several_lines(judge, text):
 
 
 @rows("causes", "memory_only_mentioned")
-def test_a_mention_of_memory_is_not_the_cause_of_another_failure(judge, text, said):
+def test_a_mention_of_memory_is_not_the_cause_of_another_failure(judge, text, message):
     for cause in (judge(text), judge(text, "out of memory once, going on\nstep 1\n")):
-        assert not cause.is_oom and cause.text.startswith(said), cause
+        assert not cause.is_oom and cause.text.startswith(message), cause
 
 
 def test_output_tells_where_error_output_does_not(judge):
@@ -110,8 +110,8 @@ def test_output_tells_where_error_output_does_not(judge):
 
 def test_a_reported_exception_has_its_chain_and_one_line():
     trace = f"{TRACE}{CUDA_OOM}\nThe above exception was the direct cause of the following exception:\n\n{FAILED}"
-    told = causes.judge_exception("ValueError", "bad learning rate\nof two lines", trace)
-    assert told.is_oom and told.text == f"ValueError: bad learning rate, from {CUDA_OOM.strip()[:200]}"
+    cause = causes.judge_exception("ValueError", "bad learning rate\nof two lines", trace)
+    assert cause.is_oom and cause.text == f"ValueError: bad learning rate, from {CUDA_OOM.strip()[:200]}"
     assert causes.judge_exception("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED").is_oom
     assert causes.judge_exception("MemoryError", "") == Cause("MemoryError", is_oom=True)
     assert causes.judge_exception("KeyError", "'out of memory'") == Cause("KeyError: 'out of memory'")
@@ -164,20 +164,20 @@ def test_other_failures_have_no_remedy():
 
 
 @rows("causes", "scientific_codes")
-def test_scientific_codes_say_the_cause_before_their_last_lines(judge, text, said):
+def test_scientific_codes_say_the_cause_before_their_last_lines(judge, text, message):
     for cause in (
         judge(text),
         judge("", text),
         judge(text + OF_ACCELERATE),
         judge(OF_OPEN_MPI, text),
     ):
-        assert cause.is_oom and cause.text.startswith(said), cause
+        assert cause.is_oom and cause.text.startswith(message), cause
 
 
 @rows("causes", "memory_recovered")
-def test_memory_that_ran_out_earlier_is_not_the_cause(judge, text, said):
+def test_memory_that_ran_out_earlier_is_not_the_cause(judge, text, message):
     cause = judge(text)
-    assert not cause.is_oom and cause.text.startswith(said), cause
+    assert not cause.is_oom and cause.text.startswith(message), cause
 
 
 IN_VLLM = f"EngineCore failed to start.\n{TRACE}ValueError: {{}}\n"
@@ -203,7 +203,7 @@ KV_CACHE = (
     ],
 )
 def test_the_cause_in_an_engine_process_of_vllm_is_found(judge, message, child, parent):
-    written = prefixed(child, IN_VLLM.format(message)) + prefixed(parent, OF_ITS_PARENT)
+    written = add_prefix(child, IN_VLLM.format(message)) + add_prefix(parent, OF_ITS_PARENT)
     assert judge(written) == Cause(f"ValueError: {message}", is_oom=True)
-    other = prefixed(child, IN_VLLM.format("bad model")) + prefixed(parent, OF_ITS_PARENT)
+    other = add_prefix(child, IN_VLLM.format("bad model")) + add_prefix(parent, OF_ITS_PARENT)
     assert judge(other) == Cause("ValueError: bad model")

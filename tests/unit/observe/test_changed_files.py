@@ -31,13 +31,15 @@ def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-        os.utime(tmp_path / name, ns=(0, at(5 if name == "old.pt" else 20)))
+        os.utime(tmp_path / name, ns=(0, get_wall_ns(5 if name == "old.pt" else 20)))
     (tmp_path / "linked").symlink_to(tmp_path / "deep")
     with (tmp_path / "messages.log").open("w") as messages:
         status = os.fstat(messages.fileno())
-    own = {tmp_path / "mlruns", tmp_path / "machine.json"}
-    changed = changed_files.find_changes(tmp_path, 10 * S, CLOCK, without=own, inodes={(status.st_dev, status.st_ino)})
-    assert changed.files == {tmp_path / "new.pt": at(20), tmp_path / "deep/er/new.csv": at(20)}
+    ignored_paths = {tmp_path / "mlruns", tmp_path / "machine.json"}
+    changed = changed_files.find_changes(
+        tmp_path, 10 * S, CLOCK, without=ignored_paths, inodes={(status.st_dev, status.st_ino)}
+    )
+    assert changed.files == {tmp_path / "new.pt": get_wall_ns(20), tmp_path / "deep/er/new.csv": get_wall_ns(20)}
     assert changed.is_whole
 
 
@@ -59,13 +61,16 @@ def pair(tmp_path):
     return both, states
 
 
-def at(seconds: int) -> int:
+def get_wall_ns(seconds: int) -> int:
     return CLOCK.wall_ns(seconds * S)
 
 
 def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pair):
     both, states = pair
-    files = {tmp_path / "x/model.pt": at(50), tmp_path / "events.out.tfevents.170.my.host.4711.0": at(50)}
+    files = {
+        tmp_path / "x/model.pt": get_wall_ns(50),
+        tmp_path / "events.out.tfevents.170.my.host.4711.0": get_wall_ns(50),
+    }
     seen = Observation(
         batches=[states],
         samples=(),
@@ -91,23 +96,23 @@ def test_different_programs_share_a_file_that_both_name(tmp_path, pair, args, te
         script = tmp_path / f"{job_state.job.index}.py"
         if text is not None:  # else the script is gone by now
             script.write_text(text)
-        own = dataclasses.replace(
+        workload = dataclasses.replace(
             job_state.job.workload,
             script=str(script),
             argv=(str(script), *own_args),
             sources=(Source(name=script.name, path=str(script), digest=""),),
         )
-        job_state.job = dataclasses.replace(job_state.job, workload=own)
-    said = changed_files.describe_shared(tmp_path, {tmp_path / "result.json": None}, states)
-    assert said == ("changed while 2 jobs ran: result.json" if is_shared else "")
+        job_state.job = dataclasses.replace(job_state.job, workload=workload)
+    description = changed_files.describe_shared(tmp_path, {tmp_path / "result.json": None}, states)
+    assert description == ("changed while 2 jobs ran: result.json" if is_shared else "")
 
 
 def test_numbers_in_the_name_of_a_file_are_of_no_account(tmp_path, pair):
     _, states = pair
     for job_state in states:
         argv = (f"{job_state.job.index}.py", "--save=epoch{}.pt")
-        own = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
-        job_state.job = dataclasses.replace(job_state.job, workload=own)
+        workload = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
+        job_state.job = dataclasses.replace(job_state.job, workload=workload)
     assert changed_files.describe_shared(tmp_path, {tmp_path / "epoch12.pt": None}, states).endswith(": epoch12.pt")
     assert not changed_files.describe_shared(tmp_path, {tmp_path / "epochs.csv": None}, states)
 
@@ -133,7 +138,7 @@ def test_copies_share_a_file_that_the_last_of_them_wrote_last(tmp_path, name, is
     both = group("a", "a", kind=WindowKind.WORK)
     states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in both.jobs]
     states[0].ended.at_ns = 40 * S
-    changed = Changes(folder=tmp_path, files={tmp_path / name: at(50)}, is_whole=True)
+    changed = Changes(folder=tmp_path, files={tmp_path / name: get_wall_ns(50)}, is_whole=True)
     whose = changed_files.find_owners(changed, states, {0: Events(), 1: Events()}, CLOCK)
     assert list(whose.values()) == [1]
     shared = changed_files.describe_shared(tmp_path, whose, states)
@@ -143,7 +148,11 @@ def test_copies_share_a_file_that_the_last_of_them_wrote_last(tmp_path, name, is
 def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_alone(tmp_path, pair):
     _, states = pair
     states[0].ended.at_ns = 40 * S
-    files = {tmp_path / "early": at(30), tmp_path / "late": at(50), tmp_path / "events.out.tfevents.1.h.4711.0": at(30)}
+    files = {
+        tmp_path / "early": get_wall_ns(30),
+        tmp_path / "late": get_wall_ns(50),
+        tmp_path / "events.out.tfevents.1.h.4711.0": get_wall_ns(30),
+    }
     logs = {0: Events(), 1: Events(processes=[4711])}
     changed = Changes(folder=tmp_path, files=files, is_whole=True)
     whose = changed_files.find_owners(changed, states, logs, CLOCK)

@@ -132,4 +132,4 @@ def test_lines_of_several_threads_stay_whole(tmp_path):
     file.close()
     read = sample_series.read_samples(tmp_path / "samples.jsonl")
     assert {origin.source for origin in read} == set("abcd")
-    assert all(list(found.t_ns) == list(range(200)) for found in read.values())
+    assert all(list(series.t_ns) == list(range(200)) for series in read.values())

@@ -81,11 +81,11 @@ def judge_tenants(folder: Path, *, is_one_process: bool, samples: list[Sample]) 
     pair = group("a", "b")
     states: list[JobState] = []
     for job in pair.jobs:
-        made = state(folder, job, steps(0, 11.5, 0.5, 50), told_ns=11 * S)
+        tenant = state(folder, job, steps(0, 11.5, 0.5, 50), told_ns=11 * S)
         if is_one_process:
-            started = dataclasses.replace(made.started, process=dataclasses.replace(made.started.process, pid=100))
-            made = dataclasses.replace(made, host_folder=folder, started=started)
-        states.append(made)
+            started = dataclasses.replace(tenant.started, process=dataclasses.replace(tenant.started.process, pid=100))
+            tenant = dataclasses.replace(tenant, host_folder=folder, started=started)
+        states.append(tenant)
     return group_row.judge(pair, Observation(batches=[states], samples=samples, fields=FIELDS))
 
 

@@ -96,8 +96,8 @@ def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
     failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
     bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
     trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
-    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
-    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
+    server_error = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
+    (bad.folder / "stderr.log").write_text(f"{server_error}{trace}workloads.ask_server.ServerEndedError: {message}\n")
     (job,) = judge(tmp_path, alone, bad).jobs
     assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
 
@@ -232,7 +232,7 @@ def test_a_signal_goes_through_where_a_held_part_lets_it():
 
 
 @pytest.fixture
-def ran(tmp_path, monkeypatch):
+def ended_group(tmp_path, monkeypatch):
     """A group whose jobs have ended, and what its record was closed with."""
     alone = group("a")
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 10), told_ns=11 * S)
@@ -258,23 +258,23 @@ def ran(tmp_path, monkeypatch):
     return SimpleNamespace(group=alone, resources=resources, closed=closed, job=job)
 
 
-def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_written(ran, monkeypatch):
+def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_written(ended_group, monkeypatch):
     def judge(*_):
-        if not ran.closed and not hasattr(ran, "was_signalled"):
-            ran.was_signalled = True
+        if not ended_group.closed and not hasattr(ended_group, "was_signalled"):
+            ended_group.was_signalled = True
             raise Interrupted(15)
         return real(*_)
 
     real = group_row.judge
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        next(executor.run([ran.group], ran.resources))
-    (row,) = ran.closed
+        next(executor.run([ended_group.group], ended_group.resources))
+    (row,) = ended_group.closed
     assert row.result is Result.INTERRUPTED and row.spool_id == "id"
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20), "so little is read at once"
 
 
-def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
+def test_after_a_signal_what_takes_long_is_not_read(ended_group, monkeypatch):
     monkeypatch.setattr(group_execution, "_SMALL_BYTES", 100)
 
     def judge(*_):
@@ -282,26 +282,30 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        next(executor.run([ran.group], ran.resources))
-    (row,) = ran.closed
+        next(executor.run([ended_group.group], ended_group.resources))
+    (row,) = ended_group.closed
     assert (row.result, row.reason) == (Result.INTERRUPTED, "interrupted by a signal")
     assert [(job.result, job.exit_status, job.metrics) for job in row.jobs] == [(Result.INTERRUPTED, 0, {})]
 
 
-def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
+def test_a_row_that_is_not_interrupted_is_judged_once(ended_group, capsys, monkeypatch):
     monkeypatch.setattr(group_execution, "_LARGE_BYTES", 100)
-    row = next(executor.run([ran.group], ran.resources))
-    assert [row] == ran.closed and row.result is Result.OK
+    row = next(executor.run([ended_group.group], ended_group.resources))
+    assert [row] == ended_group.closed and row.result is Result.OK
     assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
-    assert os.path.getsize(ran.job.folder / "events.jsonl") == ran.job.bytes_to_read
+    assert os.path.getsize(ended_group.job.folder / "events.jsonl") == ended_group.job.bytes_to_read
 
 
-def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files_of_its_jobs(ran, monkeypatch):
+def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files_of_its_jobs(ended_group, monkeypatch):
     """The sender moves the files of a closed record."""
     order = []
 
     def run(self):
-        self.batches, self.fields, self.slices = [[ran.job]], FIELDS, [Slice(num_jobs=1, begin_ns=S, end_ns=2 * S)]
+        self.batches, self.fields, self.slices = (
+            [[ended_group.job]],
+            FIELDS,
+            [Slice(num_jobs=1, begin_ns=S, end_ns=2 * S)],
+        )
 
     def judge(group, seen):
         order.append(f"judge {group.name}")
@@ -313,9 +317,11 @@ def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files
     real = group_row.judge
     monkeypatch.setattr(group_execution.GroupExecution, "run", run)
     monkeypatch.setattr(group_row, "judge", judge)
-    with ran.resources.spool.open(None) as record:
+    with ended_group.resources.spool.open(None) as record:
         record.close, record.place = close, lambda _: None
     window = Window(kind=WindowKind.INTERLEAVED, seconds=1, slice_s=1)
-    launch = [dataclasses.replace(ran.group, name=name, window=window, launch="a") for name in ("first", "second")]
-    assert [row.group.name for row in executor.run(launch, ran.resources)] == ["first", "second"]
+    launch = [
+        dataclasses.replace(ended_group.group, name=name, window=window, launch="a") for name in ("first", "second")
+    ]
+    assert [row.group.name for row in executor.run(launch, ended_group.resources)] == ["first", "second"]
     assert order == ["judge first", "judge second", "close first", "close second"]

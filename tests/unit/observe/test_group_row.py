@@ -53,11 +53,11 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
 
 
 def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
-    pair = counting(group("a", "b"), "sequences", "sequences")
+    pair = set_units(group("a", "b"), "sequences", "sequences")
     tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
     states = [
-        state(tmp_path, job, [said, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
-        for job, said in zip(pair.jobs, tokens, strict=True)
+        state(tmp_path, job, [event, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
+        for job, event in zip(pair.jobs, tokens, strict=True)
     ]
     samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
     row = judge(tmp_path, pair, *states, samples=samples)
@@ -71,7 +71,7 @@ def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_fr
 
 
 def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
-    pair = counting(group("a", "b"), "samples", "particle_turns")
+    pair = set_units(group("a", "b"), "samples", "particle_turns")
     states = [state(tmp_path, job, steps(0, 11.2, 0.5, 5), told_ns=11 * S) for job in pair.jobs]
     row = judge(tmp_path, pair, *states)
     assert row.result is Result.OK
@@ -80,7 +80,7 @@ def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
     assert json.loads(row.tags["collocation.rates"])["1"]["throughput_particle_turns_per_s"] == pytest.approx(10)
 
 
-def counting(the_group, *units):
+def set_units(the_group, *units):
     """The group with jobs that count their work in these units."""
     pairs = zip(the_group.jobs, units, strict=True)
     jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, work_unit=unit)) for job, unit in pairs)
@@ -101,7 +101,7 @@ def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp
     # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
     assert row.metrics["throughput_total_samples_per_s"] == 16
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
-    more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], numbered(*events, *steps(6, 9, 0.5, 10)[1:])))
+    more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], number_events(*events, *steps(6, 9, 0.5, 10)[1:])))
     assert more.jobs[0].metrics["throughput_samples_per_s"] == 20, "what follows the epochs is not of their time"
 
 
@@ -167,7 +167,7 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
 
-def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
+def make_energy_samples(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
     """Readings of a counter and of the power, twice a second over these stretches of tenths of seconds."""
     return [
         nvml(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
@@ -179,17 +179,20 @@ def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: f
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        (counting_energy((0, 120)), None),
-        (counting_energy((3, 120)), None),  # between two readings at both edges
-        (counting_energy((25, 95)), None),  # within two intervals of both edges
-        (counting_energy((0, 45), (70, 120)), None),
-        (counting_energy((32, 120)), "no reading within 2.2 s of the start of the window"),
-        (counting_energy((0, 30)), "no reading within 8.5 s of the end of the window"),
-        (counting_energy((0, 85)), "no reading within 3 s of the end of the window"),
-        (counting_energy((0, 45), (80, 120)), "no reading for 4 s of the window"),
-        (counting_energy((60, 61)), "no reading within 5 s of the start of the window"),
-        (counting_energy((-50, -45)), "no reading in the window"),
-        (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter was reset in the window"),
+        (make_energy_samples((0, 120)), None),
+        (make_energy_samples((3, 120)), None),  # between two readings at both edges
+        (make_energy_samples((25, 95)), None),  # within two intervals of both edges
+        (make_energy_samples((0, 45), (70, 120)), None),
+        (make_energy_samples((32, 120)), "no reading within 2.2 s of the start of the window"),
+        (make_energy_samples((0, 30)), "no reading within 8.5 s of the end of the window"),
+        (make_energy_samples((0, 85)), "no reading within 3 s of the end of the window"),
+        (make_energy_samples((0, 45), (80, 120)), "no reading for 4 s of the window"),
+        (make_energy_samples((60, 61)), "no reading within 5 s of the start of the window"),
+        (make_energy_samples((-50, -45)), "no reading in the window"),
+        (
+            make_energy_samples((0, 60)) + make_energy_samples((60, 120), base_j=-1500),
+            "the counter was reset in the window",
+        ),
     ],
 )
 def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, words):
@@ -209,7 +212,9 @@ def test_a_counter_that_began_anew_outside_of_the_window_is_none_of_its_concern(
     alone = group("a")
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = (
-        counting_energy((-50, -5), base_j=9e9) + counting_energy((-5, 120)) + counting_energy((125, 150), base_j=-9)
+        make_energy_samples((-50, -5), base_j=9e9)
+        + make_energy_samples((-5, 120))
+        + make_energy_samples((125, 150), base_j=-9)
     )
     assert judge(tmp_path, alone, job, samples=samples).metrics["energy_j"] == pytest.approx(3000)
 
@@ -327,7 +332,7 @@ def test_what_was_not_read_is_missing(tmp_path):
         assert name not in row.metrics
 
 
-def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
+def make_rated_row(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
     jobs = tuple(
         JobResult(job=job, result=Result.OK, reason="", metrics={name: rate})
         for job, rate in zip(the_group.jobs, rates, strict=True)
@@ -335,21 +340,26 @@ def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> Grou
     return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
 
 
-def alone(name="throughput_samples_per_s", **rates) -> list[tuple[JobResult, ...]]:
+def list_solo_jobs(name="throughput_samples_per_s", **rates) -> list[tuple[JobResult, ...]]:
     """Each job's run alone, or none."""
-    return [() if rate is None else rated(group(workload), rate, name=name).jobs for workload, rate in rates.items()]
+    return [
+        () if rate is None else make_rated_row(group(workload), rate, name=name).jobs
+        for workload, rate in rates.items()
+    ]
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
-    figures = baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
+    figures = baseline_comparison.compare_with_baseline(
+        make_rated_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=40), None
+    )
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
     assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
 
 
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
-    row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
-    solo = alone("makespan_s", a=8.0, b=16.0)
+    row = make_rated_row(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    solo = list_solo_jobs("makespan_s", a=8.0, b=16.0)
     assert baseline_comparison.compare_with_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert baseline_comparison.compare_with_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(
         24 / 20
@@ -357,16 +367,21 @@ def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
-    mix = rated(group("a", "b", sequential=True), 100, 40)
-    assert baseline_comparison.compare_with_baseline(mix, alone(a=100, b=40), None) == {}
+    mix = make_rated_row(group("a", "b", sequential=True), 100, 40)
+    assert baseline_comparison.compare_with_baseline(mix, list_solo_jobs(a=100, b=40), None) == {}
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=None), None) == {}
-    assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
+    assert (
+        baseline_comparison.compare_with_baseline(
+            make_rated_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=None), None
+        )
+        == {}
+    )
+    assert dataclasses.asdict(make_rated_row(group("a"), 1))["metrics"] == {}
 
 
-def samples_of_host(job, **rates) -> list[Sample]:
+def make_host_samples(job, **rates) -> list[Sample]:
     """Readings of one job inside a window from 1 s to 11 s, the first of which says nothing of it."""
     first = Sample(source="host", t_ns=2 * S, values=dict.fromkeys(rates, 1000.0), job=job)
     return [first, *(Sample(source="host", t_ns=t * S, values=rates, job=job) for t in (4, 6, 8, 10))]
@@ -382,7 +397,7 @@ def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tm
     samples = [
         sample
         for job, cpu in enumerate(cpu_pct)
-        for sample in samples_of_host(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
+        for sample in make_host_samples(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
     ]
     if gract is not None:
         samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in range(12)]
@@ -402,7 +417,7 @@ def test_a_rate_is_that_of_the_work_in_the_whole_window(tmp_path):
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(6.5)
 
 
-def numbered(*events) -> list[dict[str, object]]:
+def number_events(*events) -> list[dict[str, object]]:
     """One job that starts once; `total` goes on from one stretch of steps to the next."""
     done = itertools.accumulate(event.get("samples", 0) for event in events)
     return [event | {"total": total} for event, total in zip(events, done, strict=True)]
@@ -416,10 +431,10 @@ NEW_EPOCH = {"event": "step", "t_ns": 12 * S, "samples": 10, "epoch": 2}
     [
         pytest.param(steps(0, 8, 0.1, 10), "job 0-a made no step in the last 3 s of the window (a step takes 100 ms)"),
         pytest.param(
-            numbered(*steps(0, 0.9, 0.1, 10), *steps(3.9, 12, 0.1, 10)[1:]),
+            number_events(*steps(0, 0.9, 0.1, 10), *steps(3.9, 12, 0.1, 10)[1:]),
             "job 0-a made no step in the first 3 s of the window",
         ),
-        pytest.param(numbered(*steps(0, 8, 0.1, 10), NEW_EPOCH), None, id="an epoch begins at the edge"),
+        pytest.param(number_events(*steps(0, 8, 0.1, 10), NEW_EPOCH), None, id="an epoch begins at the edge"),
         pytest.param(steps(0, 12, 3, 10), None, id="long steps"),
         pytest.param(steps(0, 10.8, 0.01, 10), None, id="twenty short steps, which are two per cent of the window"),
     ],

@@ -52,7 +52,7 @@ def judge(
     return group_row.judge(toys, seen)
 
 
-def held(*spans: tuple[float, float], samples: int = 10, every_s: float = 0.1) -> list[dict[str, Any]]:
+def make_held_events(*spans: tuple[float, float], samples: int = 10, every_s: float = 0.1) -> list[dict[str, Any]]:
     """The events of a job that works between these times only."""
     events: list[dict[str, Any]] = [{"event": "started", "t_ns": S}]
     total = 0
@@ -65,7 +65,7 @@ def held(*spans: tuple[float, float], samples: int = 10, every_s: float = 0.1) -
 
 
 def test_each_number_of_jobs_is_measured_in_its_own_slices(tmp_path: Path) -> None:
-    always, in_turns = steps(1, 10, 0.1, 10), held((3.5, 5.2), (7.5, 9.2), samples=20)
+    always, in_turns = steps(1, 10, 0.1, 10), make_held_events((3.5, 5.2), (7.5, 9.2), samples=20)
     alone, both = judge(tmp_path, [always], 1), judge(tmp_path, [always, in_turns], 2)
     assert (alone.result, both.result) == (Result.OK, Result.OK)
     assert alone.metrics["throughput_total_samples_per_s"] == pytest.approx(100)
@@ -75,7 +75,7 @@ def test_each_number_of_jobs_is_measured_in_its_own_slices(tmp_path: Path) -> No
 
 
 def test_a_slice_counts_from_its_begin_and_a_step_goes_on_where_the_job_was_held(tmp_path: Path) -> None:
-    slow = held((1.0, 1.9), (3.8, 5.2), (7.8, 9.3), every_s=0.3)  # its steps do not end with a slice
+    slow = make_held_events((1.0, 1.9), (3.8, 5.2), (7.8, 9.3), every_s=0.3)  # its steps do not end with a slice
     jobs = [steps(1, 10, 0.1, 10), slow]
     holds = [(int(1.9 * S), int(3.8 * S)), (int(5.0 * S), int(7.8 * S))]
     row = judge(tmp_path, jobs, 2, holds=holds)
@@ -87,12 +87,12 @@ def test_a_slice_counts_from_its_begin_and_a_step_goes_on_where_the_job_was_held
 
 def test_a_job_that_makes_no_step_for_most_of_a_slice_makes_the_row_invalid(tmp_path: Path) -> None:
     late, holds = (
-        held((1.0, 1.9), (4.55, 5.2), (7.5, 9.2)),
+        make_held_events((1.0, 1.9), (4.55, 5.2), (7.5, 9.2)),
         [(int(1.9 * S), int(3.9 * S)), (int(5.2 * S), int(7.5 * S))],
     )
     row = judge(tmp_path, [steps(1, 10, 0.1, 10), late], 2, holds=holds)
     assert row.marks.invalid.startswith("job 1-a paused for up to 0.75 s between steps of 100 ms, ")
-    assert judge(tmp_path, [steps(1, 10, 0.1, 10), held((7.5, 9.2))], 2).result is Result.FAILED
+    assert judge(tmp_path, [steps(1, 10, 0.1, 10), make_held_events((7.5, 9.2))], 2).result is Result.FAILED
 
 
 def test_a_job_that_works_on_while_held_makes_all_rows_of_the_launch_invalid(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_job_that_works_on_while_held_makes_all_rows_of_the_launch_invalid(tmp
 
 @pytest.mark.parametrize(("late_s", "is_wrong"), [(-0.01, False), (0.02, True)])
 def test_a_step_in_flight_must_end_before_the_next_slice(tmp_path: Path, late_s: float, is_wrong: bool) -> None:
-    jobs = [steps(1, 10, 0.1, 10), held((3.5, 5.2), (5.2, 6 + late_s), (7.5, 9.2), every_s=0.1)]
+    jobs = [steps(1, 10, 0.1, 10), make_held_events((3.5, 5.2), (5.2, 6 + late_s), (7.5, 9.2), every_s=0.1)]
     last = next(event for event in reversed(jobs[1]) if event["t_ns"] < 6.5 * S)
     last["t_ns"] = int((6 + late_s) * S)
     assert ["made 1 step while held" in judge(tmp_path, jobs, number).marks.invalid for number in (1, 2)] == [
@@ -124,7 +124,7 @@ def test_requests_are_not_measured_in_slices(tmp_path: Path) -> None:
 
 def test_only_jobs_that_began_at_this_number_of_jobs_are_checked(tmp_path: Path) -> None:
     loss = [{"event": "metric", "name": "first_loss", "t_ns": 2 * S, "step": 0, "value": 2.0}]
-    jobs = [steps(1, 10, 0.1, 10) + loss, held((3.5, 5.2), (7.5, 9.2)) + loss]
+    jobs = [steps(1, 10, 0.1, 10) + loss, make_held_events((3.5, 5.2), (7.5, 9.2)) + loss]
     assert json.loads(judge(tmp_path, jobs, 1).tags[Tag.FIRST_LOSSES]) == {"0": [2.0]}
     assert json.loads(judge(tmp_path, jobs, 2).tags[Tag.FIRST_LOSSES]) == {"1": [2.0]}
 
@@ -134,7 +134,7 @@ def test_power_needs_slices_of_two_seconds_and_memory_a_launch_of_this_size(tmp_
     read = {"power_w": 300.0, "memory_used_mib": 5000.0}
     samples = tuple(Sample(source="nvml", t_ns=second * S, values=read) for second in range(1, 20))
     slices = [(1, 2.0, 2.0 + slice_s), (2, 6.0, 6.0 + slice_s), (1, 10.0, 10.0 + slice_s), (2, 14.0, 14.0 + slice_s)]
-    jobs = [steps(1, 20, 0.1, 10), held((5.5, 8.5), (13.5, 16.5))]
+    jobs = [steps(1, 20, 0.1, 10), make_held_events((5.5, 8.5), (13.5, 16.5))]
     alone = judge(tmp_path, jobs, 1, slices, samples, slice_s)
     both = judge(tmp_path, jobs, 2, slices, samples, slice_s)
     assert ("power_mean_w" in alone.metrics, "power_mean_w" in both.metrics) == (slice_s >= 2,) * 2
@@ -155,7 +155,7 @@ class Program(NamedTuple):
     per_s: float
 
 
-def steady(step_s: float, jitter: float = 0.1) -> Program:
+def make_steady_program(step_s: float, jitter: float = 0.1) -> Program:
     def durations(chance: random.Random) -> Iterator[tuple[float, float]]:
         while True:
             yield step_s * chance.uniform(1 - jitter, 1 + jitter), 0.0
@@ -163,7 +163,7 @@ def steady(step_s: float, jitter: float = 0.1) -> Program:
     return Program(durations, 1 / step_s)
 
 
-def pausing(step_s: float, num_steps: int, pause_s: float) -> Program:
+def make_pausing_program(step_s: float, num_steps: int, pause_s: float) -> Program:
     def durations(chance: random.Random) -> Iterator[tuple[float, float]]:
         number = chance.randrange(num_steps)
         while True:
@@ -220,10 +220,10 @@ def launch(folder: Path, program: Program, seed: int, *, is_held: bool) -> Group
         line = {"event": "step", "samples": 1, "epoch": 1}
         times = enumerate(job.steps_s, start=1)
         events = [{"event": "started", "t_ns": S}, *(line | {"t_ns": round(t * S), "total": n} for n, t in times)]
-        made = state(folder, toy, events, told_ns=round((clock_s + 9) * S))
+        job_state = state(folder, toy, events, told_ns=round((clock_s + 9) * S))
         if job.holds:
-            made.holds.extend(job.holds)
-        states.append(made)
+            job_state.holds.extend(job.holds)
+        states.append(job_state)
     seen = Observation(batches=[states], samples=(), fields=FIELDS, slices=slices)
     return group_row.judge(toys, seen)
 
@@ -239,7 +239,7 @@ def judge_launches(folder: Path, program: Program, *, is_held: bool) -> tuple[li
 @pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("step_s", [0.01, 0.03, 0.1, 0.2, 0.3])
 def test_steady_jobs_have_their_rate_however_long_their_steps_are(tmp_path: Path, step_s: float, is_held: bool) -> None:
-    rates, number = judge_launches(tmp_path, steady(step_s), is_held=is_held)
+    rates, number = judge_launches(tmp_path, make_steady_program(step_s), is_held=is_held)
     assert number == LAUNCHES
     assert statistics.fmean(rates) == pytest.approx(1, abs=0.02)
 
@@ -248,13 +248,13 @@ def test_steady_jobs_have_their_rate_however_long_their_steps_are(tmp_path: Path
 @pytest.mark.parametrize(
     "program",
     [
-        pausing(0.01, 30, 0.3),
-        pausing(0.01, 47, 0.3),
-        pausing(0.005, 100, 0.5),
-        pausing(0.005, 40, 0.06),
-        pausing(0.1, 5, 0.19),
-        pausing(0.1, 10, 0.35),
-        pausing(0.02, 24, 0.08),
+        make_pausing_program(0.01, 30, 0.3),
+        make_pausing_program(0.01, 47, 0.3),
+        make_pausing_program(0.005, 100, 0.5),
+        make_pausing_program(0.005, 40, 0.06),
+        make_pausing_program(0.1, 5, 0.19),
+        make_pausing_program(0.1, 10, 0.35),
+        make_pausing_program(0.02, 24, 0.08),
     ],
 )
 def test_no_job_that_pauses_has_a_wrong_rate_without_a_mark(tmp_path: Path, program: Program, is_held: bool) -> None:
@@ -263,12 +263,12 @@ def test_no_job_that_pauses_has_a_wrong_rate_without_a_mark(tmp_path: Path, prog
 
 
 def test_short_pauses_are_part_of_the_rate(tmp_path: Path) -> None:
-    rates, number = judge_launches(tmp_path, pausing(0.002, 20, 0.03), is_held=False)
+    rates, number = judge_launches(tmp_path, make_pausing_program(0.002, 20, 0.03), is_held=False)
     assert number == LAUNCHES
     assert statistics.fmean(rates) == pytest.approx(1, abs=0.02)
 
 
 def test_the_mark_of_a_pause_names_the_job_and_the_remedy(tmp_path: Path) -> None:
-    row = launch(tmp_path, pausing(0.01, 30, 0.3), 1, is_held=False)
+    row = launch(tmp_path, make_pausing_program(0.01, 30, 0.3), 1, is_held=False)
     assert row.marks.invalid.startswith("job 0-a paused for up to 0.3")
     assert "s between steps of 10" in row.marks.invalid and row.marks.invalid.endswith("; set window=steady")

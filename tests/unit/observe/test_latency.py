@@ -28,7 +28,7 @@ MS = 1_000_000
 SERVICE_NS = MS
 
 
-def recorded(folder: Path, rows: list[tuple[int, ...]] | np.ndarray) -> Requests:
+def record_requests(folder: Path, rows: list[tuple[int, ...]] | np.ndarray) -> Requests:
     """Requests as a job records them and the orchestrator reads them."""
     folder.mkdir(exist_ok=True)
     (folder / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
@@ -36,12 +36,12 @@ def recorded(folder: Path, rows: list[tuple[int, ...]] | np.ndarray) -> Requests
     for row in rows.tolist() if isinstance(rows, np.ndarray) else rows:
         job.request(*row)
     job._write_requests()
-    found = requests.read(folder / client.REQUESTS_FILE)
-    assert found is not None
-    return found
+    job_requests = requests.read(folder / client.REQUESTS_FILE)
+    assert job_requests is not None
+    return job_requests
 
 
-def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.ndarray:
+def queue_requests(load: float, count: int, *, waits_for_answers: bool = False) -> np.ndarray:
     """Poisson arrivals at one server that takes the same time for each: intended, sent, begun, done.
 
     With `waits_for_answers`, whoever sends them does so one after another, and believes that to have been intended.
@@ -55,25 +55,27 @@ def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.nd
     return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
 
 
-def errors(load: float, found: dict[str, float]) -> dict[str, float]:
+def errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
     """How far the figures are from M/D/1's, relative to them."""
     theory = {"latency_mean_ms": 1 + load / (2 * (1 - load))}
     theory |= {f"latency_p{percent}_ms": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
-    return {name: abs(found[name] / wanted - 1) for name, wanted in theory.items()}
+    return {name: abs(metrics[name] / expected - 1) for name, expected in theory.items()}
 
 
 @pytest.mark.parametrize(("load", "count"), [(0.5, 100_000), pytest.param(0.8, 1_000_000, marks=pytest.mark.slow)])
 def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
-    rows = queued(load, count)
+    rows = queue_requests(load, count)
     window = (S, int(rows[-1, 0]) + 1)
-    figures = latency.compute_figures(recorded(tmp_path / "open", rows), window, is_rate_given=True)
+    figures = latency.compute_figures(record_requests(tmp_path / "open", rows), window, is_rate_given=True)
     assert max(errors(load, figures).values()) < 0.02
     assert figures["service_mean_ms"] == pytest.approx(1)
     assert figures["queue_mean_ms"] == pytest.approx(load / (2 * (1 - load)), rel=0.02)
     assert figures["throughput_requests_per_s"] == pytest.approx(1000 * load, rel=0.01)
     assert figures["rate_sustained_ratio"] == 1
     # Whoever waits for answers before he sends, and counts from there, omits what the requests waited.
-    waits = latency.compute_figures(recorded(tmp_path / "waits", queued(load, 50_000, waits_for_answers=True)), window)
+    waits = latency.compute_figures(
+        record_requests(tmp_path / "waits", queue_requests(load, 50_000, waits_for_answers=True)), window
+    )
     assert max(errors(load, waits).values()) > 0.5
 
 
@@ -82,7 +84,7 @@ def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_o
     due = [S - 50 * MS + number * 10 * MS for number in range(110)]
     rows = [(at, at + MS, at + 60 * MS, at + 80 * MS) for at in due]
     figures = latency.compute_figures(
-        recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True, objective=Objective(latency_ms=79)
+        record_requests(tmp_path, rows), (S, 2 * S), is_rate_given=True, objective=Objective(latency_ms=79)
     )
     assert figures["num_requests"] == 100
     assert figures["throughput_requests_per_s"] == 97
@@ -91,7 +93,7 @@ def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_o
     assert figures["goodput_requests_per_s"] == 0
     assert not {"latency_p95_ms", "latency_p99_ms"} & set(figures), "a percentile of 100 values is no tail"
     in_time = Objective(latency_ms=80, percentile=50)
-    figures = latency.compute_figures(recorded(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
+    figures = latency.compute_figures(record_requests(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
     assert (figures["goodput_requests_per_s"], figures["objective_met_ratio"]) == (97, 1)
 
 
@@ -100,7 +102,7 @@ def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
     due = range(S, 3 * S, MS)
     rows = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + 2 * MS) for at in due[:1000]]
     rows += [(at, at, 0, 0) for at in due[1000:]]
-    figures = latency.compute_figures(recorded(tmp_path, rows), (S, 3 * S), is_rate_given=True)
+    figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 3 * S), is_rate_given=True)
     assert figures["num_requests"] == 2000
     assert figures["throughput_requests_per_s"] == pytest.approx(500, abs=1)
     assert figures["rate_sustained_ratio"] == pytest.approx(0.5, abs=0.001)
@@ -111,7 +113,7 @@ def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
 def test_a_queue_that_grows_is_seen_even_if_all_of_it_is_answered_in_the_end(tmp_path):
     due = range(S, 2 * S, MS)
     rows = [(at, at, S + int(1.1 * (at - S)), S + int(1.1 * (at - S)) + MS) for at in due]
-    figures = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True)
+    figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S), is_rate_given=True)
     assert figures["latency_mean_ms"] == pytest.approx(51, abs=1)
     assert figures["rate_sustained_ratio"] == pytest.approx(1 / 1.1, abs=0.002)
 
@@ -119,26 +121,32 @@ def test_a_queue_that_grows_is_seen_even_if_all_of_it_is_answered_in_the_end(tmp
 def test_a_generator_that_stays_behind_is_told_from_a_service_that_does(tmp_path):
     due = range(S, 2 * S, MS)
     slow = [(at, S + 2 * (at - S), S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
-    assert "sent 500 of the 1000" in (latency.describe_lateness(recorded(tmp_path / "slow", slow), (S, 2 * S)) or "")
+    assert "sent 500 of the 1000" in (
+        latency.describe_lateness(record_requests(tmp_path / "slow", slow), (S, 2 * S)) or ""
+    )
     ended = slow[:500]  # told to stop with the window
-    assert "sent 500 of the 998" in (latency.describe_lateness(recorded(tmp_path / "ended", ended), (S, 2 * S)) or "")
+    assert "sent 500 of the 998" in (
+        latency.describe_lateness(record_requests(tmp_path / "ended", ended), (S, 2 * S)) or ""
+    )
     # Of those that were due in this window, it came to none.
-    assert "sent 500 of the 997" in (latency.describe_lateness(recorded(tmp_path / "none", slow), (2 * S, 3 * S)) or "")
+    assert "sent 500 of the 997" in (
+        latency.describe_lateness(record_requests(tmp_path / "none", slow), (2 * S, 3 * S)) or ""
+    )
     late = [(at, at + 3 * MS, at + 3 * MS, at + 5 * MS) for at in due]
-    assert "3 ms late" in (latency.describe_lateness(recorded(tmp_path / "late", late), (S, 2 * S)) or "")
+    assert "3 ms late" in (latency.describe_lateness(record_requests(tmp_path / "late", late), (S, 2 * S)) or "")
     queue = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
-    assert latency.describe_lateness(recorded(tmp_path / "queue", queue), (S, 2 * S)) is None
+    assert latency.describe_lateness(record_requests(tmp_path / "queue", queue), (S, 2 * S)) is None
 
 
 def test_tokens_have_a_first_and_a_time_each(tmp_path):
     rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
-    figures = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S))
+    figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S))
     assert (figures["first_token_mean_ms"], figures["first_token_p50_ms"]) == (11, 11)
     assert (figures["per_token_mean_ms"], figures["batch_mean_requests"]) == (5, 2)
     assert figures["throughput_tokens_per_s"] == 97 * 5
     # What was never answered has no first token either: it is slower than all.
     few = [*rows, *[(2 * S - 1, 2 * S - 1, 0, 0)] * 20]
-    figures = latency.compute_figures(recorded(tmp_path / "few", few), (S, 2 * S))
+    figures = latency.compute_figures(record_requests(tmp_path / "few", few), (S, 2 * S))
     assert figures["first_token_p50_ms"] == 11
     assert not {"first_token_mean_ms", "first_token_p95_ms"} & set(figures)
     assert figures["per_token_p50_ms"] == 5
@@ -146,7 +154,7 @@ def test_tokens_have_a_first_and_a_time_each(tmp_path):
 
 def test_of_a_server_that_says_nothing_of_itself_only_the_whole_is_known(tmp_path):
     rows = [(at, at, 0, at + 31 * MS, at + 11 * MS, 5) for at in range(S, 2 * S, 10 * MS)]
-    figures = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S))
+    figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S))
     assert (figures["latency_mean_ms"], figures["first_token_mean_ms"], figures["per_token_mean_ms"]) == (31, 11, 5)
     assert not {"queue_mean_ms", "service_mean_ms", "batch_mean_requests"} & set(figures)
 
@@ -161,13 +169,13 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
         (S, S, S, S, S + 1),
         (S, S, S, S, 0, -1),
     ]
-    assert len(found := recorded(tmp_path, [good, *impossible, later])) == 2
-    assert len(found.damages) == len(impossible)
+    assert len(job_requests := record_requests(tmp_path, [good, *impossible, later])) == 2
+    assert len(job_requests.damages) == len(impossible)
     path.write_bytes(path.read_bytes()[:-1])
     torn = requests.read(path)
     assert torn is not None
     assert (len(torn), len(torn.damages)) == (1, len(impossible))
-    assert latency.make_series(recorded(tmp_path / "all", impossible)) == {}
+    assert latency.make_series(record_requests(tmp_path / "all", impossible)) == {}
     path.write_bytes(b"torn")
     assert requests.read(path) is None
     path.unlink()
@@ -176,8 +184,8 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
 
 
 def test_series_are_thinned(tmp_path):
-    rows = queued(0.5, 20_000)
-    series = latency.make_series(recorded(tmp_path, rows))
+    rows = queue_requests(0.5, 20_000)
+    series = latency.make_series(record_requests(tmp_path, rows))
     assert {len(points) for points in series.values()} == {latency.SERIES_POINTS}
     answered = [value for _, _, value in series["answered_requests_per_s"]]
     assert np.mean(answered) == pytest.approx(500, rel=0.02)
@@ -262,25 +270,25 @@ def test_equal_services_are_not_worse_under_the_same_arrivals():
     assert same <= 0.1
 
 
-def served(*names: str, kind: WindowKind = WindowKind.STEADY, **changes):
+def make_service_group(*names: str, kind: WindowKind = WindowKind.STEADY, **changes):
     """A group whose jobs answer requests at a given rate."""
-    made = group(*names, kind=kind)
+    plain_group = group(*names, kind=kind)
     options = {"work_unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)} | changes
-    jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in made.jobs)
-    return dataclasses.replace(made, jobs=tuple(jobs))
+    jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in plain_group.jobs)
+    return dataclasses.replace(plain_group, jobs=tuple(jobs))
 
 
-def asked(
+def make_asked_state(
     folder: Path, job, *, every_ms: int, takes_ms: int, late_ms: int = 0, until_s: float = 11, **ended
 ) -> JobState:
     """A job that is asked from 0 s on and takes the same time for each request."""
-    made = state(folder, job, [{"event": "started", "t_ns": 0}], **ended)
+    job_state = state(folder, job, [{"event": "started", "t_ns": 0}], **ended)
     records = []
     for due in range(1, int(until_s * S), every_ms * MS):
         sent = due + late_ms * MS
         records.append(client.REQUEST.pack(due, sent, sent, 0, sent + takes_ms * MS, 0, 1))
-    (made.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
-    return made
+    (job_state.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
+    return job_state
 
 
 def judge(the_group, *states, **seen) -> GroupResult:
@@ -288,10 +296,10 @@ def judge(the_group, *states, **seen) -> GroupResult:
 
 
 def test_a_steady_job_that_answers_requests_has_a_row(tmp_path):
-    pair = served("a", "b")
-    fast = asked(tmp_path, pair.jobs[0], every_ms=8, takes_ms=5, told_ns=11 * S)
+    pair = make_service_group("a", "b")
+    fast = make_asked_state(tmp_path, pair.jobs[0], every_ms=8, takes_ms=5, told_ns=11 * S)
     # Its last answers come after the stop: they were asked before it, and it ran no longer than the other.
-    slow = asked(tmp_path, pair.jobs[1], every_ms=5, takes_ms=900, told_ns=11 * S)
+    slow = make_asked_state(tmp_path, pair.jobs[1], every_ms=5, takes_ms=900, told_ns=11 * S)
     samples = [Sample(source="nvml", t_ns=t * S, values={"energy_j": 300.0 * t}) for t in range(12)]
     row = judge(pair, fast, slow, samples=samples, idle_w=100.0)
     assert row.result is Result.OK
@@ -309,16 +317,16 @@ def test_a_steady_job_that_answers_requests_has_a_row(tmp_path):
 
 
 def test_a_work_window_of_requests_counts_all_of_them_from_start_to_end(tmp_path):
-    alone = served("a", kind=WindowKind.WORK, is_rate_given=False)
-    row = judge(alone, asked(tmp_path, alone.jobs[0], every_ms=10, takes_ms=10, until_s=5))
+    alone = make_service_group("a", kind=WindowKind.WORK, is_rate_given=False)
+    row = judge(alone, make_asked_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=10, until_s=5))
     assert row.metrics["makespan_s"] == pytest.approx(5, abs=0.01)
     assert row.jobs[0].metrics["num_requests"] == 500
     assert row.metrics["throughput_total_requests_per_s"] == pytest.approx(100, abs=0.1)
 
 
 def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
-    alone = served("a")
-    late = asked(tmp_path, alone.jobs[0], every_ms=10, takes_ms=5, late_ms=4, told_ns=11 * S)
+    alone = make_service_group("a")
+    late = make_asked_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=5, late_ms=4, told_ns=11 * S)
     row = judge(alone, late)
     assert row.result is Result.OK
     assert "job 0-a: its generator sent half of its requests more than 4 ms late" in row.tags["collocation.flag"]
@@ -327,14 +335,14 @@ def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
 
 @pytest.mark.parametrize(("objective_ms", "met"), [(100, None), (40, 0.0)])
 def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, met):
-    alone = served("a", objective=Objective(latency_ms=objective_ms, percentile=99))
-    made = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
+    alone = make_service_group("a", objective=Objective(latency_ms=objective_ms, percentile=99))
+    job_state = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
     due = range(1, 11 * S, 5 * MS)
     # Four bursts in which each request waits for 50 ms.
     takes = [50 * MS if at // S in (2, 4, 6, 8) else 4 * MS for at in due]
     records = [client.REQUEST.pack(at, at, at, 0, at + ns, 0, 1) for at, ns in zip(due, takes, strict=True)]
-    (made.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
-    row = judge(alone, made)
+    (job_state.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
+    row = judge(alone, job_state)
     assert row.tags["collocation.flag"] == (
         "job 0-a: the window is too short for a p99 at this load, about 500 s are needed"
     )
@@ -345,12 +353,14 @@ def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, m
 
 
 def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
-    alone = served("a")
-    nothing = asked(tmp_path / "nothing", alone.jobs[0], every_ms=10, takes_ms=5, until_s=0.5, told_ns=11 * S)
+    alone = make_service_group("a")
+    nothing = make_asked_state(
+        tmp_path / "nothing", alone.jobs[0], every_ms=10, takes_ms=5, until_s=0.5, told_ns=11 * S
+    )
     assert judge(alone, nothing).reason == (
         "job 0-a: no request was sent and answered inside the window; raise window.seconds or lower the request rate"
     )
-    damaged = asked(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
+    damaged = make_asked_state(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
     with (damaged.folder / client.REQUESTS_FILE).open("ab") as file:
         file.write(client.REQUEST.pack(5, 4, 3, 2, 1, 0, 1) + b"torn")
     words = "job 0-a: 1 request (number 1101): impossible instants or counts"
@@ -358,12 +368,12 @@ def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
 
 
 def test_beside_training_there_is_no_total_and_both_have_their_figures(tmp_path):
-    mix = served("a", "b")
+    mix = make_service_group("a", "b")
     trained = dataclasses.replace(mix.jobs[0], workload=group("a").jobs[0].workload)
     mix = dataclasses.replace(mix, jobs=(trained, mix.jobs[1]))
     states = [
         state(tmp_path, mix.jobs[0], steps(0, 11, 0.5, 8), told_ns=11 * S),
-        asked(tmp_path, mix.jobs[1], every_ms=10, takes_ms=5, told_ns=11 * S),
+        make_asked_state(tmp_path, mix.jobs[1], every_ms=10, takes_ms=5, told_ns=11 * S),
     ]
     row = judge(mix, *states)
     assert row.result is Result.OK

@@ -22,17 +22,17 @@ from tests.toys.event_writer import SummaryWriter
 METRIC = RateSource(metric="train/samples_per_second")
 
 
-def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED, unit=""):
+def make_script_states(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED, unit=""):
     """A group of scripts that ran from 0 s to 100 s, and the states of its jobs."""
-    made = group(*"ab"[: len(rates)], kind=kind)
+    script_group = group(*"ab"[: len(rates)], kind=kind)
     jobs = [
         dataclasses.replace(
             job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True, work_unit=unit)
         )
-        for job, rate in zip(made.jobs, rates, strict=True)
+        for job, rate in zip(script_group.jobs, rates, strict=True)
     ]
     states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in jobs]
-    return dataclasses.replace(made, jobs=tuple(jobs)), states
+    return dataclasses.replace(script_group, jobs=tuple(jobs)), states
 
 
 def judge(the_group, states, **seen):
@@ -48,7 +48,7 @@ def log_through_mlflow(folder, name, points):
 
 
 def test_jobs_are_measured_while_all_of_them_log(tmp_path):
-    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
     # The first values cover the start-up. The common window is from 12 s to 30 s.
     log_through_mlflow(states[0].folder, METRIC.metric, [(10, 1.0), (20, 100.0), (30, 200.0)])
     log_through_mlflow(states[1].folder, METRIC.metric, [(12, 1.0), (21, 10.0), (30, 30.0), (40, 999.0)])
@@ -64,7 +64,7 @@ def test_jobs_are_measured_while_all_of_them_log(tmp_path):
 
 
 def test_jobs_that_never_logged_at_the_same_time_have_no_result(tmp_path):
-    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(10, 100.0), (20, 100.0)])
     log_through_mlflow(states[1].folder, METRIC.metric, [(90, 10.0), (95, 10.0)])
     row = judge(pair, states)
@@ -82,7 +82,7 @@ def test_jobs_that_never_logged_at_the_same_time_have_no_result(tmp_path):
     ],
 )
 def test_a_single_value_is_of_the_time_from_the_start_to_its_own(tmp_path, first, second, window_s, rates, mark):
-    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
     for at, points in zip(states, (first, second), strict=True):
         log_through_mlflow(at.folder, METRIC.metric, points)
     row = judge(pair, states)
@@ -94,7 +94,7 @@ def test_a_single_value_is_of_the_time_from_the_start_to_its_own(tmp_path, first
 
 @pytest.mark.parametrize(("num_values", "every_s", "is_noted"), [(6, 2.0, False), (4, 5.0, True), (20, 0.2, True)])
 def test_few_values_or_seconds_are_noted(tmp_path, num_values, every_s, is_noted):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(1 + every_s * i, 5.0) for i in range(num_values)])
     row = judge(alone, states)
     assert ("job 0-a logged only" in row.tags.get("collocation.flag", "")) == is_noted
@@ -107,7 +107,7 @@ HOUR = 3600
 
 @pytest.mark.parametrize("step_s", [HOUR, 10, -10, -HOUR])
 def test_a_step_of_the_wall_clock_moves_no_figure_and_is_marked(tmp_path, step_s):
-    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
     points = [(t, 100.0 if t <= 50 else 50.0) for t in range(10, 91, 5)]
     stepped = [(t + (step_s if t > 40 else 0) + 2 * HOUR, value) for t, value in points]
     for at in states:
@@ -123,7 +123,7 @@ def test_a_step_of_the_wall_clock_moves_no_figure_and_is_marked(tmp_path, step_s
 
 
 def test_a_clock_that_is_slewed_is_followed_and_not_marked(tmp_path):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(1.001 * t, 10.0) for t in range(10, 91, 5)])
     clock = ClockRecord(offsets=[(t * S, t * S // 1000) for t in range(0, 100, 2)], end_ns=120 * S)
     row = judge(alone, states, clock=clock)
@@ -132,7 +132,7 @@ def test_a_clock_that_is_slewed_is_followed_and_not_marked(tmp_path):
 
 
 def test_values_of_another_time_than_the_jobs_own_are_left_out(tmp_path):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [*((t, 10.0) for t in range(10, 91, 5)), (5000, 99.0)])
     row = judge(alone, states)
     assert row.metrics["throughput_total_samples_per_s"] == 10 and row.metrics["window_s"] == 80
@@ -146,7 +146,7 @@ def test_values_of_another_time_than_the_jobs_own_are_left_out(tmp_path):
 
 
 def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_path):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, "loss", [(1, 2.0)])
     SummaryWriter(states[0].folder / "output/logs").add_scalar("train/lr", 0.1, 1)
     row = judge(alone, states)
@@ -159,7 +159,7 @@ def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_pat
 
 
 def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_path):
-    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
     for index, pid in enumerate((41, 42)):
         (states[index].folder / "events.jsonl").open("a").write(f'{{"event":"process","t_ns":0,"pid":{pid}}}\n')
         SummaryWriter(tmp_path / str(pid)).add_scalar(METRIC.metric, pid, 1)
@@ -175,7 +175,7 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
     assert "events.out.tfevents.x may belong to any job" in row.reason
 
 
-def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="", **source):
+def read_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="", **source):
     """What is read of an output."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     reader = output_rates.OutputReader(RateSource(pattern=pattern, **source), unit)
@@ -185,8 +185,8 @@ def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="", **sourc
 
 def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_path):
     text = b"step 1: 10 samples/s\rstep 2: 1,020.5 samples/s\nno number here\nnan samples/s\n30 samples/s"
-    found = in_output(tmp_path / "log", r"([\d.,]+|nan) samples/s", text, (1 * S, 2 * S), (21, 50), 9 * S)
-    assert found.points == [(S, 10), (2 * S, 1020.5), (9 * S, 30)] and found.num_not_finite == 1
+    output = read_output(tmp_path / "log", r"([\d.,]+|nan) samples/s", text, (1 * S, 2 * S), (21, 50), 9 * S)
+    assert output.points == [(S, 10), (2 * S, 1020.5), (9 * S, 30)] and output.num_not_finite == 1
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_pa
     ],
 )
 def test_a_number_is_read_as_a_whole(tmp_path, pattern, line, number):
-    assert in_output(tmp_path / "log", pattern, f"{line}\n", unit="steps").points == [(S, number)]
+    assert read_output(tmp_path / "log", pattern, f"{line}\n", unit="steps").points == [(S, number)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_number_is_read_as_a_whole(tmp_path, pattern, line, number):
     [((5.0, -5.0), "gave -5; a rate must be above 0"), ((0.0, 0.0), "gave 0; a"), (("nan",), "nan")],
 )
 def test_what_can_be_no_rate_fails_the_row(tmp_path, values, words):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, list(enumerate(values, start=1)))
     row = judge(alone, states)
     assert row.result is Result.FAILED and words in row.reason
@@ -219,14 +219,14 @@ def test_what_can_be_no_rate_fails_the_row(tmp_path, values, words):
 
 
 def test_values_that_are_not_finite_are_counted(tmp_path):
-    alone, states = of_scripts(tmp_path, METRIC)
+    alone, states = make_script_states(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(1, 4.0), (2, "nan"), (3, "inf"), (4, 4.0)])
     (job,) = judge(alone, states).jobs
     assert job.params["throughput_from"] == "MLflow (without 2 of 4 values not finite), 2 values"
 
 
 def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9]+) it/s"))
+    alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9]+) it/s"))
     (states[0].folder / "stdout.log").write_text("starting\n")
     row = judge(alone, states)
     assert row.result is Result.FAILED and "stdout ends with `starting`" in row.reason
@@ -236,7 +236,7 @@ def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
 
 
 def test_the_samples_of_a_whole_run_are_over_its_whole_time(tmp_path):
-    pair, states = of_scripts(
+    pair, states = make_script_states(
         tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK, unit="samples"
     )
     states[1].ended.at_ns = 50 * S
@@ -251,10 +251,10 @@ def test_a_torn_event_file_gives_what_was_whole(tmp_path):
         writer.add_scalar("loss", step / 2, step)
     writer.close()
     (file,) = tmp_path.iterdir()
-    whole = logged_rate.read_scalars(file)["loss"]
-    assert [value for _, value in whole] == [step / 2 for step in range(300)]
+    points = logged_rate.read_scalars(file)["loss"]
+    assert [value for _, value in points] == [step / 2 for step in range(300)]
     file.write_bytes(file.read_bytes()[:-7])
-    assert logged_rate.read_scalars(file)["loss"] == whole[:-1]
+    assert logged_rate.read_scalars(file)["loss"] == points[:-1]
     file.write_bytes(file.read_bytes()[:500] + b"\xff" * 500)
     assert len(logged_rate.read_scalars(file)["loss"]) < 20
     assert logged_rate.read_scalars(tmp_path / "absent") == {}
@@ -278,7 +278,7 @@ def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
 
 
 def test_the_first_use_of_the_gpu_is_the_first_sample_of_the_job_there_after_its_start(tmp_path):
-    pair, states = of_scripts(tmp_path, RateSource(), RateSource(), kind=WindowKind.WORK)
+    pair, states = make_script_states(tmp_path, RateSource(), RateSource(), kind=WindowKind.WORK)
     samples = [Sample(source="host", t_ns=1 * S, values={"rss_mib": 5.0}, job=0)]
     samples += [Sample(source="nvml", t_ns=t * S, values={"process_memory_mib": 9.0}, job=0) for t in (-1, 7, 8)]
     row = judge(pair, states, samples=samples, fields=FIELDS)

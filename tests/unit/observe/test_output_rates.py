@@ -15,19 +15,19 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import Ending
 from pipeline.observe import endings, output_rates, throughput
 from tests.support.tables import rows
-from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
+from tests.unit.observe.test_logged import S, judge, log_through_mlflow, make_script_states, read_output
 
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
 
 
 def refusal(tmp_path, pattern, line, **source) -> str:
-    return in_output(tmp_path / "log", pattern, f"{line}\n", **source).unreadable
+    return read_output(tmp_path / "log", pattern, f"{line}\n", **source).unreadable
 
 
 def rate(tmp_path, pattern, line, **source) -> float | None:
-    found = in_output(tmp_path / "log", pattern, f"{line}\n", **source)
-    assert not found.unreadable
-    return found.points[0][1] if found.points else None
+    output = read_output(tmp_path / "log", pattern, f"{line}\n", **source)
+    assert not output.unreadable
+    return output.points[0][1] if output.points else None
 
 
 @rows("output_rates", "clear_numbers")
@@ -38,7 +38,7 @@ def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
 @rows("output_rates", "ambiguous_numbers")
 def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there(tmp_path, pattern, line, remedy):
     assert remedy in refusal(tmp_path, pattern, line)
-    alone, states = of_scripts(tmp_path, RateSource(pattern=pattern))
+    alone, states = make_script_states(tmp_path, RateSource(pattern=pattern))
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
     row = judge(alone, states)
     assert row.result is Result.FAILED and "throughput_total_samples_per_s" not in row.metrics
@@ -64,7 +64,7 @@ NUMBER = "^[^0-9]*([0-9.]+)"
 
 @rows("output_rates", "work_units")
 def test_the_unit_beside_a_number_sets_work_unit_and_direction(tmp_path, line, work_unit, per_s):
-    alone, states = of_scripts(tmp_path, RateSource(pattern=NUMBER))
+    alone, states = make_script_states(tmp_path, RateSource(pattern=NUMBER))
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
     row = judge(alone, states)
     assert row.metrics[f"throughput_total_{work_unit}_per_s"] == pytest.approx(per_s)
@@ -73,7 +73,7 @@ def test_the_unit_beside_a_number_sets_work_unit_and_direction(tmp_path, line, w
 
 @pytest.mark.parametrize("line", ["12.5", "261.42/s", "12 TFLOPS", "60fps", "12 s/s"])
 def test_a_number_without_a_unit_is_no_rate_of_samples(tmp_path, line):
-    alone, states = of_scripts(tmp_path, RateSource(pattern=NUMBER))
+    alone, states = make_script_states(tmp_path, RateSource(pattern=NUMBER))
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
     row = judge(alone, states)
     assert row.result is Result.FAILED
@@ -105,10 +105,10 @@ def test_the_label_of_the_next_number_is_no_unit(tmp_path):
     assert rate(tmp_path, "ns/day = +([0-9.]+)", line, unit="ns") == pytest.approx(100 / 86400)
 
 
-@pytest.mark.parametrize("given", ["per_day", "ns_per_day", "ns/day"])
-def test_a_rate_a_day_is_said_where_the_line_has_no_unit(tmp_path, given):
+@pytest.mark.parametrize("unit_name", ["per_day", "ns_per_day", "ns/day"])
+def test_a_rate_a_day_is_said_where_the_line_has_no_unit(tmp_path, unit_name):
     """GROMACS prints the units above the numbers."""
-    line, unit = "Performance:      167.966        0.143", rate_units.parse_unit(given)
+    line, unit = "Performance:      167.966        0.143", rate_units.parse_unit(unit_name)
     got = rate(tmp_path, "Performance: +([0-9.]+)", line, unit="ns", metric_unit=unit)
     assert got == pytest.approx(167.966 / 86400)
 
@@ -119,16 +119,16 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
 
 
 @rows("output_rates", "metric_units")
-def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
+def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, metric_unit, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
-    unit = rate_units.parse_unit(given)
+    unit = rate_units.parse_unit(metric_unit)
     assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(
         per_s
     )
 
 
 def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_path):
-    for name, given, unit, result in (
+    for name, unit_name, unit, result in (
         ("train/step_time_ms", None, "", None),
         ("train/step_time_ms", "s_per_step", "steps", 80),
         ("train/ms_per_step", None, "steps", 80),
@@ -136,8 +136,8 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
         ("RunningAvgSamplesPerSec", None, "samples", 12.5),
         ("throughput/min", None, "samples", 12.5),
     ):
-        source = RateSource(metric=name, metric_unit=rate_units.parse_unit(given) if given else None)
-        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source, unit=unit)
+        source = RateSource(metric=name, metric_unit=rate_units.parse_unit(unit_name) if unit_name else None)
+        alone, states = make_script_states(tmp_path / f"{name.replace('/', '-')}{unit_name}", source, unit=unit)
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
         if result is None:
@@ -172,9 +172,9 @@ def test_the_page_has_a_pattern_for_each_of_these_programs():
     assert {name for name, *_ in examples()} == set(RATES)
 
 
-@pytest.mark.parametrize(("name", "line", "pattern", "given", "work_unit"), examples())
-def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given, work_unit):
-    unit = rate_units.parse_unit(given) if given else None
+@pytest.mark.parametrize(("name", "line", "pattern", "unit_name", "work_unit"), examples())
+def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, unit_name, work_unit):
+    unit = rate_units.parse_unit(unit_name) if unit_name else None
     assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])
 
 
@@ -186,7 +186,7 @@ TQDM = (
 
 
 def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
+    alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
     (states[0].folder / "stderr.log").write_bytes(TQDM)
     row = judge(alone, states)
     values = [4.92, 4.91, 1.32, 1 / 1.06, 1 / 1.24]
@@ -197,7 +197,7 @@ def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_pa
 
 
 def test_a_pattern_that_reads_one_form_only_says_what_it_passes_over(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+)[a-z]+/s"))
+    alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9.]+)[a-z]+/s"))
     (states[0].folder / "stderr.log").write_bytes(TQDM)
     assert "misses 2 lines with s/it instead of it/s" in judge(alone, states).tags["collocation.flag"]
 
@@ -205,8 +205,8 @@ def test_a_pattern_that_reads_one_form_only_says_what_it_passes_over(tmp_path):
 def test_values_of_one_look_count_equally(tmp_path):
     """All that is known of them is that they were written between two looks."""
     text = "".join(f"{value} samples/s\n" for value in (10, 90, 20, 80, 50, 50))
-    found = in_output(tmp_path / "log", P, text, (1 * S, 2 * S, 3 * S), (26, 52, 78), 9 * S)
-    assert found.points == [(S, 50), (2 * S, 50), (3 * S, 50)]
+    output = read_output(tmp_path / "log", P, text, (1 * S, 2 * S, 3 * S), (26, 52, 78), 9 * S)
+    assert output.points == [(S, 50), (2 * S, 50), (3 * S, 50)]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_
 
 
 def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) img/sec"))
+    alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9.]+) img/sec"))
     assert judge(alone, states).reason.endswith(
         "matched no line with a number in the job's output; the output is empty"
     )
@@ -230,12 +230,12 @@ def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
     assert "stderr has numbers, such as `100%|##########| 6/6 [00:05<00:00,  1.24s/it]`" in reason
     assert "starting" not in reason and "17%" not in reason, "of a progress bar, its last state"
     (states[0].folder / "stderr.log").write_text("rate: -- it/sec, as (-) it/sec\n")
-    alone, states = of_scripts(tmp_path, RateSource(pattern=r"(\S+) it/sec"))
+    alone, states = make_script_states(tmp_path, RateSource(pattern=r"(\S+) it/sec"))
     assert "matched `rate: -- it/sec" in judge(alone, states).reason
 
 
 def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):
-    _, (job,) = of_scripts(tmp_path, RateSource(pattern=P))
+    _, (job,) = make_script_states(tmp_path, RateSource(pattern=P))
     (job.folder / "stderr.log").write_bytes(b"one line\r\n" + TQDM + b"\nValueError: no\n")
     lines = endings.read_error_output(job, Ending(Result.FAILED))
     assert lines == ("one line", "ValueError: no")
@@ -247,15 +247,15 @@ def test_of_a_flood_only_so_many_values_of_one_look_are_read(tmp_path, monkeypat
     ends = [sum(map(len, parts[:number])) for number in range(1, 6)]
     instants = [number * S for number in range(1, 6)]
     begin_s = time.monotonic()
-    found = in_output(tmp_path / "log", P, b"".join(parts), instants, ends, 9 * S)
-    assert found.points == [(number * S, 100 * number) for number in range(1, 6)]
-    assert found.num_values <= 5 * 101 and time.monotonic() - begin_s < 5
+    output = read_output(tmp_path / "log", P, b"".join(parts), instants, ends, 9 * S)
+    assert output.points == [(number * S, 100 * number) for number in range(1, 6)]
+    assert output.num_values <= 5 * 101 and time.monotonic() - begin_s < 5
 
 
 def test_long_lines_and_lines_over_the_border_of_a_block_are_whole(tmp_path):
     lines = [b"x" * size + b" %d samples/s\r\n" % size for size in (1, 2**16 - 100, 2**20 - 5, 3, 2**21, 7, 2**20 - 77)]
-    found = in_output(tmp_path / "log", P, b"".join(lines * 3))
-    assert sorted({found.least, found.most}) == [1, 2**16 - 100] and found.num_values == 3 * 4
+    output = read_output(tmp_path / "log", P, b"".join(lines * 3))
+    assert sorted({output.least, output.most}) == [1, 2**16 - 100] and output.num_values == 3 * 4
 
 
 def test_a_reading_ends_at_a_signal(tmp_path):
@@ -268,7 +268,7 @@ def test_a_reading_ends_at_a_signal(tmp_path):
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            in_output(tmp_path / "log", "(?:a+)+b([0-9]+)", b"a" * 40 + b" 1\n")
+            read_output(tmp_path / "log", "(?:a+)+b([0-9]+)", b"a" * 40 + b" 1\n")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

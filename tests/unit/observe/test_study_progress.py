@@ -52,7 +52,7 @@ def test_a_measurement_of_idle_power_counts_once_and_is_not_taken_for_the_start_
 def test_a_group_takes_what_its_like_took():
     clock = Clock()
     pair, seven, alone = group("a", "a"), group(*"aaaaaaa"), group("a", sequential=True)
-    again = [dataclasses.replace(each, block=2) for each in (seven, alone, pair)]
+    again = [dataclasses.replace(earlier_group, block=2) for earlier_group in (seven, alone, pair)]
     progress = Progress([pair, seven, alone, *again], clock=clock)
     run(progress, clock, pair, 20)
     assert progress.estimate_left_s() == (5 * 20, True)
@@ -97,7 +97,7 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
 
-def of_script(**changes):
+def make_script_group(**changes):
     """A group of a script, which ends by itself, and one that ran before with these changes."""
     window = Window(kind=WindowKind.WORK)
     the_group = group("a", "a", window=window, program_digest="program")
@@ -116,8 +116,8 @@ def of_script(**changes):
 
 
 def test_a_script_with_other_packages_takes_as_long():
-    the_group, same = of_script()
-    _, packages = of_script(key="other packages", on_top_s=40.0)
+    the_group, same = make_script_group()
+    _, packages = make_script_group(key="other packages", on_top_s=40.0)
     assert forecast([the_group], [packages, same]).words == "takes about 60 s, estimated from similar earlier groups"
     with_packages = forecast([the_group], [packages])
     words = "takes about 40 s, estimated from similar earlier groups; 1 of 1 from runs with other packages"
@@ -125,11 +125,11 @@ def test_a_script_with_other_packages_takes_as_long():
 
 
 def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
-    the_group, newest = of_script(key="k3", program="p3", called="a --epochs 3", on_top_s=30.0)
+    the_group, newest = make_script_group(key="k3", program="p3", called="a --epochs 3", on_top_s=30.0)
     older = [dataclasses.replace(newest, called="a --epochs 50", on_top_s=500.0, key=f"k{n}") for n in range(5)]
     again = dataclasses.replace(newest, on_top_s=34.0)
-    found = forecast([the_group], [newest, *older, again])
-    assert found.words == (
+    estimate = forecast([the_group], [newest, *older, again])
+    assert estimate.words == (
         "takes about 32 s, estimated from similar earlier groups; "
         "1 of 1 from runs with other arguments or code: a --epochs 3"
     )
@@ -206,12 +206,12 @@ def test_a_reason_to_skip_is_said_once(capsys):
     ]
 
 
-@pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
-def test_the_command_that_goes_on_is_the_one_that_was_given(given):
-    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
+@pytest.mark.parametrize("overrides", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
+def test_the_command_that_goes_on_is_the_one_that_was_given(overrides):
+    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *overrides]
     assert invocation.spell_resume_command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
-    own = ["--", "train.py", "resume=false"]
-    assert invocation.spell_resume_command([*words, *own]).endswith(" resume=true -- train.py resume=false")
+    command = ["--", "train.py", "resume=false"]
+    assert invocation.spell_resume_command([*words, *command]).endswith(" resume=true -- train.py resume=false")
 
 
 def test_windows_by_need_have_a_shortest_and_a_longest_time():
@@ -235,7 +235,7 @@ def test_windows_by_need_have_a_shortest_and_a_longest_time():
 CAPACITY_MIB = 81559
 
 
-def on_gpu(*names, capacity_mib: int | None = CAPACITY_MIB, **changes):
+def make_gpu_group(*names, capacity_mib: int | None = CAPACITY_MIB, **changes):
     planned = group(*names, **changes)
     return dataclasses.replace(planned, device=dataclasses.replace(planned.device, memory_mib=capacity_mib))
 
@@ -244,7 +244,7 @@ def row(the_group, memory_mib, result=Result.OK, **tags) -> GroupResult:
     return GroupResult(group=the_group, result=result, reason="", metrics={MEMORY_PEAK: memory_mib}, tags=tags)
 
 
-def measured(*rows: GroupResult) -> MemoryForecast:
+def make_memory_forecast(*rows: GroupResult) -> MemoryForecast:
     forecast = MemoryForecast([])
     for measured_row in rows:
         forecast.add(measured_row)
@@ -252,77 +252,77 @@ def measured(*rows: GroupResult) -> MemoryForecast:
 
 
 def test_copies_that_do_not_fit_are_counted():
-    need = measured(row(on_gpu("a", sequential=True), 13400)).forecast(on_gpu(*"aaaaaaa"))
+    need = make_memory_forecast(row(make_gpu_group("a", sequential=True), 13400)).forecast(make_gpu_group(*"aaaaaaa"))
     assert need is not None and not need.fits and need.needed_mib == 7 * 13400
     assert need.words == "needs 91.6 of 79.6 GiB of memory: 6 copies fit (measured: 1 job, 13.1 GiB)"
-    need = measured(row(on_gpu("a", sequential=True), 60000)).forecast(on_gpu("a", "a"))
+    need = make_memory_forecast(row(make_gpu_group("a", sequential=True), 60000)).forecast(make_gpu_group("a", "a"))
     assert need is not None and "1 copy fits" in need.words
 
 
 def test_a_mix_needs_the_sum_of_its_jobs():
-    alone = [row(on_gpu(name, sequential=True), mib) for name, mib in (("a", 1024), ("b", 2048))]
-    need = measured(*alone).forecast(on_gpu("a", "b", "b"))
+    alone = [row(make_gpu_group(name, sequential=True), mib) for name, mib in (("a", 1024), ("b", 2048))]
+    need = make_memory_forecast(*alone).forecast(make_gpu_group("a", "b", "b"))
     assert need is not None and need.fits
     assert need.words == "needs 5.0 of 79.6 GiB of memory (measured: each job alone, 1.0 and 2.0 GiB)"
-    assert measured(*alone).forecast(on_gpu("a", "c")) is None
+    assert make_memory_forecast(*alone).forecast(make_gpu_group("a", "c")) is None
 
 
 @pytest.mark.parametrize(
     "of_what",
     [
-        on_gpu("a", "a", sequential=True),
-        on_gpu("a"),
-        on_gpu("a", "a", scenario="mig"),
-        on_gpu("a", "a", scenario="streams"),
-        on_gpu("a", "a", capacity_mib=None),
+        make_gpu_group("a", "a", sequential=True),
+        make_gpu_group("a"),
+        make_gpu_group("a", "a", scenario="mig"),
+        make_gpu_group("a", "a", scenario="streams"),
+        make_gpu_group("a", "a", capacity_mib=None),
     ],
     ids=["one after another", "one job", "MIG", "one process", "device without memory"],
 )
 def test_some_groups_have_no_forecast(of_what):
-    assert measured(row(on_gpu("a", sequential=True), 1000)).forecast(of_what) is None
+    assert make_memory_forecast(row(make_gpu_group("a", sequential=True), 1000)).forecast(of_what) is None
 
 
 @pytest.mark.parametrize(
     "alone",
     [
-        row(on_gpu("a", sequential=True), 1000, result=Result.FAILED),
-        row(on_gpu("a", sequential=True), 1000, **{Tag.INVALID: "overlap"}),
-        row(on_gpu("a", scenario="mps"), 1000),
-        row(on_gpu("a", "a", sequential=True), 1000),
+        row(make_gpu_group("a", sequential=True), 1000, result=Result.FAILED),
+        row(make_gpu_group("a", sequential=True), 1000, **{Tag.INVALID: "overlap"}),
+        row(make_gpu_group("a", scenario="mps"), 1000),
+        row(make_gpu_group("a", "a", sequential=True), 1000),
     ],
     ids=["failed", "invalid", "under MPS", "not alone"],
 )
 def test_only_a_valid_run_alone_counts(alone):
-    assert measured(alone).forecast(on_gpu("a", "a")) is None
+    assert make_memory_forecast(alone).forecast(make_gpu_group("a", "a")) is None
 
 
 def test_the_newest_earlier_run_alone_counts_until_this_study_has_one():
-    alone = dataclasses.replace(on_gpu("a", sequential=True), key="key of a alone")
+    alone = dataclasses.replace(make_gpu_group("a", sequential=True), key="key of a alone")
     past = [
         PastGroup(key=key, scenario="serial", jobs="a", window="", kind="steady", device="", on_top_s=1, memory_mib=mib)
         for key, mib in (("another", 7), (alone.key, None), (alone.key, 1000), (alone.key, 2000))
     ]
-    forecast = MemoryForecast([alone, on_gpu("a", "a")], past)
-    need = forecast.forecast(on_gpu("a", "a"))
+    forecast = MemoryForecast([alone, make_gpu_group("a", "a")], past)
+    need = forecast.forecast(make_gpu_group("a", "a"))
     assert need is not None and need.needed_mib == 2000
     forecast.add(row(alone, 1500))
-    need = forecast.forecast(on_gpu("a", "a"))
+    need = forecast.forecast(make_gpu_group("a", "a"))
     assert need is not None and need.needed_mib == 3000
 
 
 def test_a_row_has_the_sum_of_its_jobs_alone_beside_what_was_measured():
-    def with_memory(the_group, mib):
+    def make_memory_row(the_group, mib):
         jobs = tuple(
             JobResult(job=job, result=Result.OK, reason="", metrics={MEMORY_PEAK: mib}) for job in the_group.jobs
         )
         return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs)
 
     comparison = Comparison()
-    alone, pair = with_memory(group("a", sequential=True), 1364.0), with_memory(group("a", "a"), 1370.0)
+    alone, pair = make_memory_row(group("a", sequential=True), 1364.0), make_memory_row(group("a", "a"), 1370.0)
     comparison.add(alone)
     comparison.add(pair)
     assert comparison.get_latest(pair).metrics[MEMORY_FORECAST] == 2728
     assert MEMORY_FORECAST not in comparison.get_latest(alone).metrics
-    streams = with_memory(group("a", "a", scenario="streams"), 900.0)
+    streams = make_memory_row(group("a", "a", scenario="streams"), 900.0)
     comparison.add(streams)
     assert MEMORY_FORECAST not in comparison.get_latest(streams).metrics

@@ -63,8 +63,10 @@ def test_the_table_shows_what_there_is():
 def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case():
     def block(number, *rates):
         groups = [group(*"aaa", block=number), group("a", "a", block=number), group("a", block=number, sequential=True)]
-        for each, rate in zip(groups, rates, strict=True):
-            yield GroupResult(group=each, result=Result.OK, reason="", metrics={"throughput_total_samples_per_s": rate})
+        for measured_group, rate in zip(groups, rates, strict=True):
+            yield GroupResult(
+                group=measured_group, result=Result.OK, reason="", metrics={"throughput_total_samples_per_s": rate}
+            )
 
     rows = [*block(1, 30, 20, 10), *block(2, 31, 26, 12), *block(3, 90, 22, 11)]
     rows[3] = dataclasses.replace(rows[3], result=Result.FAILED, reason="lost", metrics={})
@@ -96,27 +98,31 @@ def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_
 
 def test_each_gpu_counts_once():
     def row(block, rate, gpu=None):
-        told = {"throughput_total_samples_per_s": rate}
+        metrics = {"throughput_total_samples_per_s": rate}
         origin = None if gpu is None else MachineState.from_facts({"gpu_uuid": gpu})
-        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, origin=origin)
+        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=metrics, origin=origin)
 
-    here = group("a").device.uuid
-    resumed = [row(1, 10, here), row(2, 12)]
+    own_gpu = group("a").device.uuid
+    resumed = [row(1, 10, own_gpu), row(2, 12)]
     assert format_table(resumed, FIELDS).splitlines()[1:] == [
         "naive-a       2  ok           11.0",
         "figures are medians over the blocks",
     ]
-    others = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
-    first, note = format_table([*resumed, *others], FIELDS).splitlines()[1:]
+    rows_elsewhere = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
+    first, note = format_table([*resumed, *rows_elsewhere], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
     assert note == "figures are medians over the blocks; each of the 2 GPUs counts once"
 
 
 def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
     def copies(number, size):
-        made = group(*"a" * number, name=f"{number}x-{size}", key=f"{number}x-{size}")
-        program = dataclasses.replace(made.jobs[0].workload, params=(("batch-size", size),), digest=f"digest-{size}")
-        return dataclasses.replace(made, jobs=tuple(dataclasses.replace(job, workload=program) for job in made.jobs))
+        copied_group = group(*"a" * number, name=f"{number}x-{size}", key=f"{number}x-{size}")
+        program = dataclasses.replace(
+            copied_group.jobs[0].workload, params=(("batch-size", size),), digest=f"digest-{size}"
+        )
+        return dataclasses.replace(
+            copied_group, jobs=tuple(dataclasses.replace(job, workload=program) for job in copied_group.jobs)
+        )
 
     rows = [
         GroupResult(group=copies(number, size), result=Result.OK, reason="")
@@ -146,7 +152,7 @@ def test_a_note_that_differs_only_in_numbers_is_said_once_for_all_blocks():
 
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
-    rows = [GroupResult(group=each, result=Result.FAILED, reason="lost") for each in groups]
+    rows = [GroupResult(group=failed_group, result=Result.FAILED, reason="lost") for failed_group in groups]
     *_, last = lines = format_table(rows, FIELDS).splitlines()
     assert len(lines) == 1 + 6 + 1
     assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: lost"
@@ -154,7 +160,9 @@ def test_a_reason_that_many_groups_share_is_said_once():
 
 def test_skipped_groups_stand_below_the_table():
     alone, pair, three = (group(*"a" * number) for number in (1, 2, 3))
-    skipped = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in (pair, three)]
+    skipped = [
+        GroupResult(group=skipped_group, result=Result.SKIPPED, reason="needs MIG") for skipped_group in (pair, three)
+    ]
     ran = GroupResult(group=alone, result=Result.OK, reason="", metrics={"makespan_s": 3.0})
     *_, row, below = format_table([ran, *skipped], FIELDS).splitlines()
     assert row.split() == ["naive-a", "ok", "3.0"]
@@ -169,7 +177,7 @@ def test_groups_of_one_name_are_told_apart_by_window_and_device():
     other = dataclasses.replace(pair.device, name="NVIDIA A30")
     elsewhere = dataclasses.replace(pair, device=other, key="elsewhere")
     groups = [pair, elsewhere, group("a", "a", kind=WindowKind.WORK)]
-    rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
+    rows = [GroupResult(group=ended_group, result=Result.OK, reason="") for ended_group in groups]
     assert [re.split("  +", line) for line in format_table(rows, FIELDS).splitlines()] == [
         ["group", "window", "device", "result"],
         ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "ok"],
@@ -214,16 +222,16 @@ def test_names_on_a_terminal_are_no_markup(name, tmp_path, monkeypatch):
 def test_a_group_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as if it were closed after rich has looked whether it is a terminal
-    ours, theirs = pty.openpty()
-    monkeypatch.setattr("sys.stderr", startup.open_stream(theirs, is_by_line=True))
+    controller, terminal = pty.openpty()
+    monkeypatch.setattr("sys.stderr", startup.open_stream(terminal, is_by_line=True))
     pair = group("a", "a")
     view = make_view(Progress([pair]))
     view.begin(pair)
     with view.show(pair, _make_running_group(pair, tmp_path)):
-        assert os.read(ours, 1)  # it drew
-        os.close(ours)
+        assert os.read(controller, 1)  # it drew
+        os.close(controller)
     view.done(GroupResult(group=pair, result=Result.OK, reason=""))
-    os.close(theirs)
+    os.close(terminal)
 
 
 def test_what_cannot_be_drawn_fails_no_group(tmp_path, monkeypatch):
@@ -247,7 +255,7 @@ def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
 
 
 def test_the_runs_of_a_baseline_are_averaged_in_their_block():
-    def ran(block, run, rate, note=""):
+    def make_run_row(block, run, rate, note=""):
         alone = group("a", block=block, sequential=True)
         of_run = dataclasses.replace(alone, run=run, digest=f"{alone.digest} {run}")
         tags = {"collocation.flag": note} if note else {}
@@ -255,7 +263,12 @@ def test_the_runs_of_a_baseline_are_averaged_in_their_block():
             group=of_run, result=Result.OK, reason="", metrics={"throughput_total_samples_per_s": rate}, tags=tags
         )
 
-    rows = [ran(1, 1, 10.0), ran(1, 2, 20.0), ran(2, 1, 25.0, "hot"), ran(2, 2, 25.0)]
+    rows = [
+        make_run_row(1, 1, 10.0),
+        make_run_row(1, 2, 20.0),
+        make_run_row(2, 1, 25.0, "hot"),
+        make_run_row(2, 2, 25.0),
+    ]
     first, *notes = format_table(rows, FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "2", "ok*", "20.0"]
     assert notes == ["figures are medians over the blocks", "* naive-a (1 of 4 runs): hot"]

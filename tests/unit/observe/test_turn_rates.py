@@ -59,7 +59,7 @@ def step_events(every_s: float = 0.03, samples: int = 3, until_s: float = 9.0) -
     return events
 
 
-def with_stressor(*, settle_s: float = 0.2, **changes: Any) -> Group:
+def make_stressed_pair(*, settle_s: float = 0.2, **changes: Any) -> Group:
     pair = group("a", "stressor", window=Window(kind=WindowKind.STEADY, seconds=6, settle_s=0.5), **changes)
     params = (("turn_s", "1.0"), ("turn_settle_s", str(settle_s)))
     stressor = dataclasses.replace(pair.jobs[1].workload, work_unit="calls", params=params)
@@ -67,18 +67,21 @@ def with_stressor(*, settle_s: float = 0.2, **changes: Any) -> Group:
 
 
 def judge(folder: Path, events: list[Any], in_turns: list[Any], **options: Any) -> GroupResult:
-    pair = with_stressor(**options)
-    states = [state(folder, job, own, told_ns=9 * S) for job, own in zip(pair.jobs, (events, in_turns), strict=True)]
+    pair = make_stressed_pair(**options)
+    states = [
+        state(folder, job, job_events, told_ns=9 * S)
+        for job, job_events in zip(pair.jobs, (events, in_turns), strict=True)
+    ]
     return group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
 
 
-def rates_of(row: GroupResult) -> dict[tuple[str, float], dict[int, float]]:
+def map_rates(row: GroupResult) -> dict[tuple[str, float], dict[int, float]]:
     return {(turn.resource, turn.dial): dict(turn.rates) for turn in parse_turns(row.tags[Tag.TURNS])}
 
 
 def test_a_job_has_a_rate_in_the_turns_of_each_resource_and_dial(tmp_path: Path) -> None:
     row = judge(tmp_path, step_events(), turn_events())
-    rates = rates_of(row)
+    rates = map_rates(row)
     assert rates.keys() == SPEED.keys()
     for place, by_job in rates.items():
         assert by_job[0] == pytest.approx(100 * SPEED[place], rel=1e-3)
@@ -110,7 +113,7 @@ def test_only_complete_turns_inside_the_window_count(tmp_path: Path) -> None:
 
 def test_a_job_with_long_steps_has_no_rate_and_a_note_with_the_remedy(tmp_path: Path) -> None:
     row = judge(tmp_path, step_events(every_s=0.6), turn_events())
-    assert 0 not in rates_of(row)["l2", 1.0]
+    assert 0 not in map_rates(row)["l2", 1.0]
     assert "job 0-a completed fewer than two steps in a turn of" in row.marks.note
     assert "l2 1" in row.marks.note and "raise turn_s of the stressor" in row.marks.note
 
@@ -123,7 +126,7 @@ def test_a_group_without_turns_has_no_rates_in_turns(tmp_path: Path) -> None:
 
 
 def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> throughput.BatchTurns:
-    pair = with_stressor()
+    pair = make_stressed_pair()
     first = dataclasses.replace(pair.jobs[0], workload=dataclasses.replace(pair.jobs[0].workload, **workload))
     states = [state(tmp_path, job, turn_events() if job.index else []) for job in (first, pair.jobs[1])]
     logs = {0: log, 1: read(states[1].folder / "events.jsonl")}
@@ -162,7 +165,7 @@ def test_the_rate_of_jittering_steps_has_no_bias(tmp_path: Path) -> None:
             t_s += 0.1 * chance.gauss(1, 0.2)
             total += 1
             events.append({"event": "step", "t_ns": round(t_s * S), "samples": 1, "total": total, "epoch": 1})
-        idle_rates.append(rates_of(judge(tmp_path / str(number), events, turn_events()))["idle", 0.0][0])
+        idle_rates.append(map_rates(judge(tmp_path / str(number), events, turn_events()))["idle", 0.0][0])
     assert sum(idle_rates) / len(idle_rates) == pytest.approx(10, rel=0.015)
 
 

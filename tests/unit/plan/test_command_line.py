@@ -82,9 +82,9 @@ def test_a_setting_that_is_left_to_the_jobs_keeps_its_value(sign, setting):
     swept, deferred = command_line.defer_settings(["scenario=a,b", f"{sign}scenario.x{setting}"])
     assert parser.parse_override(deferred).is_sweep_override()
     first, _ = list_combinations(parser.parse_overrides([swept, deferred]))
-    given, left = parser.parse_overrides([f"{sign}scenario.x{setting}", first[1]])
-    assert left.value() == given.value()
-    assert (left.type, left.get_key_element()) == (given.type, given.get_key_element())
+    expected, deferred_override = parser.parse_overrides([f"{sign}scenario.x{setting}", first[1]])
+    assert deferred_override.value() == expected.value()
+    assert (deferred_override.type, deferred_override.get_key_element()) == (expected.type, expected.get_key_element())
 
 
 def test_a_deletion_that_is_left_to_the_jobs_stays_one():
@@ -92,23 +92,23 @@ def test_a_deletion_that_is_left_to_the_jobs_stays_one():
     for word, value in (("~scenario.x", None), ("~scenario.x=3", 3)):
         overrides = parser.parse_overrides(command_line.defer_settings(["scenario=a,b", word]))
         assert all(override.is_sweep_override() for override in overrides)
-        (left,) = parser.parse_overrides(list_combinations(overrides)[0][1:])
-        assert left.is_delete() and left.value() == value
+        (deletion,) = parser.parse_overrides(list_combinations(overrides)[0][1:])
+        assert deletion.is_delete() and deletion.value() == value
 
 
-@pytest.mark.parametrize("given", [None, "", "0", "1"])
-def test_children_get_what_the_user_gave(monkeypatch, given):
+@pytest.mark.parametrize("setting", [None, "", "0", "1"])
+def test_children_get_what_the_user_gave(monkeypatch, setting):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    if given is not None:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", given)
+    if setting is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", setting)
     with pytest.raises(KeyError), command_line.raise_errors():
         assert os.environ["HYDRA_FULL_ERROR"] == "1"
-        assert command_line.is_traceback_wanted() == (given == "1")
+        assert command_line.is_traceback_wanted() == (setting == "1")
         with command_line.restore_environment():
-            assert os.environ.get("HYDRA_FULL_ERROR") == given
+            assert os.environ.get("HYDRA_FULL_ERROR") == setting
         assert os.environ["HYDRA_FULL_ERROR"] == "1"
         raise KeyError
-    assert os.environ.get("HYDRA_FULL_ERROR") == given
-    assert command_line.is_traceback_wanted() == (given == "1")
+    assert os.environ.get("HYDRA_FULL_ERROR") == setting
+    assert command_line.is_traceback_wanted() == (setting == "1")
     with command_line.restore_environment():  # as in a worker, which composes nothing
-        assert os.environ.get("HYDRA_FULL_ERROR") == given
+        assert os.environ.get("HYDRA_FULL_ERROR") == setting

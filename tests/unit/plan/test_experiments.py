@@ -39,8 +39,8 @@ def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
 
 @pytest.mark.slow
 def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
-    asked = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "shard=2"]
-    with forks.start("run.py", *asked, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
+    overrides = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "shard=2"]
+    with forks.start("run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert {line.split()[2] for line in out.splitlines() if "  block " in line} == {"2"}
@@ -109,8 +109,8 @@ def test_another_scenario_drops_the_options_of_blocks():
 
 @pytest.mark.slow
 def test_each_combination_refers_to_its_own_choices(tmp_path):
-    asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
-    names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.scenario}")
+    overrides = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
+    names = dry_run(tmp_path, *overrides, "workload.name=a_${hydra:runtime.choices.scenario}")
     assert sorted(names) == ["naive-1x-a_naive", "serial-1x-a_serial"]
 
 
@@ -175,15 +175,15 @@ MINUTES = "+duration=minutes"
 SMALL = ["workload=robroek_small", "degree=2", "scenario=naive"]
 
 
-def window_of(config: Config) -> tuple[object, ...]:
+def get_window(config: Config) -> tuple[object, ...]:
     return config.window.kind.value, config.window.seconds, config.window.settle_s
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_copies_are_measured_in_windows_whatever_the_order_of_the_arguments(order):
-    config, *others = configs_of([*["+experiment=robroek_resnet_bs32", MINUTES][::order], *SMALL])
-    assert [window_of(one) for one in (config, *others)] == [("steady", 20, 2)] * 5  # once for each block
+    config, *further_configs = configs_of([*["+experiment=robroek_resnet_bs32", MINUTES][::order], *SMALL])
+    assert [get_window(one) for one in (config, *further_configs)] == [("steady", 20, 2)] * 5  # once for each block
     assert (config.data.source, config.workload.source.name, config.workload.samples) == (
         *["synthetic_files"] * 2,
         None,
@@ -203,10 +203,10 @@ def test_mixes_keep_the_proportions_of_their_work():
 
 @pytest.mark.slow
 def test_blocks_and_the_command_line_have_precedence():
-    asked = ["+experiment=robroek_quick", MINUTES, "window.seconds=7", "scenario=naive"]
-    configs = configs_of([*asked, "data.source=synthetic_device"])
+    overrides = ["+experiment=robroek_quick", MINUTES, "window.seconds=7", "scenario=naive"]
+    configs = configs_of([*overrides, "data.source=synthetic_device"])
     mixes = [config for config in configs if config.mix]
-    assert {window_of(config) for config in configs if not config.mix} == {("steady", 7, 2)}
+    assert {get_window(config) for config in configs if not config.mix} == {("steady", 7, 2)}
     assert {(mix.window.kind.value, mix.sizes["S"].samples) for mix in mixes} == {("work", 28_800)}
     assert {config.data.source for config in configs} == {"synthetic_device"}
 
@@ -214,7 +214,7 @@ def test_blocks_and_the_command_line_have_precedence():
 @pytest.mark.slow
 def test_a_rehearsal_stays_short():
     (config,) = configs_of([MINUTES, "+rehearse=tiny", "degree=2"])
-    assert window_of(config) == ("steady", 1, 0)
+    assert get_window(config) == ("steady", 1, 0)
 
 
 @pytest.mark.parametrize(

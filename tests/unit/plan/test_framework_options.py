@@ -19,14 +19,14 @@ PROBE = ("workload=framework", "degree=1")
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch):
+def _install_torch_and_tensorflow(monkeypatch):
     """Only torch and a build of TensorFlow are installed, wherever the tests run."""
     has = Interpreter(python="/env/bin/python", lock=("numpy==2.4", "tensorflow_cpu==2.21.0", "torch==2.11.0"))
     real = inventory.take_inventory
 
-    def take(*given, **named) -> Inventory:
-        found = real(*given, **named)
-        return dataclasses.replace(found, interpreters=dict.fromkeys(found.interpreters, has))
+    def take(*arguments, **named) -> Inventory:
+        real_inventory = real(*arguments, **named)
+        return dataclasses.replace(real_inventory, interpreters=dict.fromkeys(real_inventory.interpreters, has))
 
     monkeypatch.setattr("tests.conftest.take_inventory", take)
 
@@ -50,7 +50,7 @@ def test_in_a_study_it_is_a_group_that_is_skipped_with_its_baseline(make_plan):
     plan = make_plan(*([*PROBE, "degree=2", f"workload.framework={name}"] for name in ("torch", "jax")))
     skipped = {group.name: group.skip_reason for group in plan.groups}
     assert [name for name, reason in skipped.items() if reason is None] == [
-        each for each in skipped if each.endswith("torch")
+        group_name for group_name in skipped if group_name.endswith("torch")
     ]
     assert {reason.partition(";")[0] for reason in skipped.values() if reason} == {
         "workload framework_jax: jax is not installed in the environment of /env/bin/python"
@@ -86,9 +86,9 @@ def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose
     configs = configs_of(["+experiment=migperf_frameworks", "workload.framework=jax"])
     built = inventory_of(configs).with_environments()
     assert [interpreter.why_not_built for interpreter in built.interpreters.values()] == ["uv found no build of it"]
-    others = config_reader.read(compose(["workload=tiny"]))
+    plain_configs = config_reader.read(compose(["workload=tiny"]))
     with pytest.raises(ConfigError, match="uv found no build of it"):
-        inventory_of(others).with_environments()
+        inventory_of(plain_configs).with_environments()
 
 
 @pytest.mark.slow

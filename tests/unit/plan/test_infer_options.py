@@ -72,9 +72,11 @@ def test_a_text_longer_than_the_positions_of_its_model_is_refused(make_plan):
 def test_an_environment_without_the_server_is_refused(make_plan, monkeypatch):
     over_http = [*TINY, "workload.serve=http"]
     assert make_plan(over_http).groups
-    found = current.CurrentEnv().resolve()
-    others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("uvicorn")))
-    monkeypatch.setattr(current, "_describe", lambda: others)
+    interpreter = current.CurrentEnv().resolve()
+    without_server = dataclasses.replace(
+        interpreter, lock=tuple(line for line in interpreter.lock if not line.startswith("uvicorn"))
+    )
+    monkeypatch.setattr(current, "_describe", lambda: without_server)
     assert make_plan(TINY).groups
     with pytest.raises(ConfigError, match=r"infer_tiny: uvicorn is not installed in the environment of"):
         make_plan(over_http)
@@ -89,8 +91,8 @@ def test_large_images_need_a_gpu_that_nobody_asked_for(make_plan):
 
 def test_a_window_without_a_p99_is_noted_once(make_plan):
     short = make_plan([*TINY, *POISSON, "window.seconds=9"], [*TINY, *POISSON, "window.seconds=9", "degree=3"])
-    told = [note for note in short.notes if "p99" in note]
-    assert told == [
+    notes = [note for note in short.notes if "p99" in note]
+    assert notes == [
         "infer_tiny: no p99: a p99 needs at least 1,200 requests, but the window holds only about 900 requests (100/s "
         "for 9 s); set window.seconds=14"
     ]

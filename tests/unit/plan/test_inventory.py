@@ -94,7 +94,7 @@ def plan_script(make_plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (*NAMES, "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    return lambda *given: make_plan(["workload=script", "workload.script=train.py", *given]).groups[0]
+    return lambda *overrides: make_plan(["workload=script", "workload.script=train.py", *overrides]).groups[0]
 
 
 def test_a_variable_makes_another_group_and_is_a_param_of_it(plan_script, monkeypatch):
@@ -112,9 +112,9 @@ def test_a_variable_makes_another_group_and_is_a_param_of_it(plan_script, monkey
 
 
 def test_a_variable_of_the_workload_replaces_that_of_the_caller(plan_script, monkeypatch):
-    given = plan_script("workload.environ.OMP_NUM_THREADS=1")
+    group = plan_script("workload.environ.OMP_NUM_THREADS=1")
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert plan_script("workload.environ.OMP_NUM_THREADS=1").digest == given.digest
+    assert plan_script("workload.environ.OMP_NUM_THREADS=1").digest == group.digest
 
 
 def test_a_secret_is_masked(plan_script, monkeypatch):

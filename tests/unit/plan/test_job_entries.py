@@ -15,7 +15,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.plan.job_entries import refuse_unread
 from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of, sweep
-from tests.unit.plan.test_plan import recorded
+from tests.unit.plan.test_plan import make_original
 
 RUNNER = str(PROJECT_DIR / "workloads/script.py")
 TINY = ["workload@sizes.S=tiny"]
@@ -33,7 +33,7 @@ def scripts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
+def get_argv(make_plan, *arguments: str) -> tuple[str, ...]:
     """The arguments of the interpreter after the runner, of the jobs that a command line leads to."""
     (group,) = make_plan(user_command.make_overrides(arguments)).groups
     assert group.jobs[0].workload.argv[0] == RUNNER
@@ -59,7 +59,7 @@ def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
     ],
 )
 def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, scripts, command, argv, name):
-    assert argv_of(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
+    assert get_argv(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
     (group,) = make_plan(user_command.make_overrides(["degree=3", "--", *command])).groups
     assert group.name == f"naive-3x-{name}"
 
@@ -72,10 +72,10 @@ def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
 
 
 def test_a_command_line_of_the_users_own_becomes_overrides():
-    ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
-    own = ["--", "train.py", "--lr", "1"]
-    assert user_command.make_overrides(["-m", "degree=1,2", *own]) == [*ours, "-m", "degree=1,2"]
-    assert user_command.make_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
+    overrides = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
+    command = ["--", "train.py", "--lr", "1"]
+    assert user_command.make_overrides(["-m", "degree=1,2", *command]) == [*overrides, "-m", "degree=1,2"]
+    assert user_command.make_overrides(["--cfg", "job", *command]) == [*overrides, "--cfg", "job"]
     assert user_command.make_overrides(["degree=1"]) == ["degree=1"]
 
 
@@ -141,7 +141,7 @@ def test_flags_become_words_params_and_part_of_the_name(make_plan):
 
 
 def test_a_flag_is_an_axis_of_a_sweep(make_plan):
-    grid = [[*SCRIPT, *each] for each in sweep(**{"workload.flags.batch-size": [16, 32], "degree": [2, 3]})]
+    grid = [[*SCRIPT, *settings] for settings in sweep(**{"workload.flags.batch-size": [16, 32], "degree": [2, 3]})]
     assert sorted(group.name for group in make_plan(*grid).groups) == [
         *(f"naive-{n}x-train-batch-size={size}" for n in (2, 3) for size in (16, 32)),
         *(f"serial-1x-train-batch-size={size}" for size in (16, 32)),
@@ -225,17 +225,17 @@ def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
         ["mix=['train.py --lr 1',{command:eval.py,flags:{n:2}}]"],
     ):
         (group,) = make_plan(overrides).groups
-        again, unrecorded = read_config(recorded(group.config_text()))
+        again, unrecorded = read_config(make_original(group.config_text()))
         assert unrecorded == []
         (config,) = config_reader.read([again])
         plan = planning.build_plan([config], inventory_of([config]), is_sweep=False)
-        assert [each.digest for each in plan.groups] == [group.digest]
+        assert [planned_group.digest for planned_group in plan.groups] == [group.digest]
 
 
 def test_co_runners_go_on_until_they_are_told_to_stop_and_tell_their_group_from_others(make_plan):
-    asked = ("degree=1", "window=work", "window.epochs=3", "baseline=never")
-    (alone,) = make_plan([*asked]).groups
-    (group,) = make_plan([*asked, "co_runners=2"]).groups
+    overrides = ("degree=1", "window=work", "window.epochs=3", "baseline=never")
+    (alone,) = make_plan([*overrides]).groups
+    (group,) = make_plan([*overrides, "co_runners=2"]).groups
     epochs = [job.workload.argv[job.workload.argv.index("--epochs") + 1] for job in group.jobs]
     assert epochs == ["3", "0", "0"]
     assert [job.is_co_runner for job in group.jobs] == [False, True, True]
@@ -243,7 +243,7 @@ def test_co_runners_go_on_until_they_are_told_to_stop_and_tell_their_group_from_
     assert (group.settings["co-runners"], alone.settings["co-runners"]) == ("2x tiny", "")
     assert group.key != alone.key
     assert (group.name, alone.name) == ("naive-1x-tiny-co-runners=2x_tiny", "naive-1x-tiny")
-    (other,) = make_plan([*asked, "co_runners=[S]", "data.source=synthetic_device"]).groups
+    (other,) = make_plan([*overrides, "co_runners=[S]", "data.source=synthetic_device"]).groups
     assert other.settings["co-runners"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
 
 
@@ -255,18 +255,18 @@ def test_co_runners_belong_to_no_baseline(make_plan):
 
 
 def test_a_group_with_co_runners_that_is_named_keeps_its_baseline(make_plan):
-    asked = ["degree=2", "co_runners=1", "baseline=always"]
-    whole = {group.name: group.digest for group in make_plan(asked).groups}
-    name = next(name for name in whole if "co-runners" in name)
-    kept = make_plan([*asked, f"only=['{name}']"]).groups
-    assert {group.name: group.digest for group in kept} == whole
+    overrides = ["degree=2", "co_runners=1", "baseline=always"]
+    digests = {group.name: group.digest for group in make_plan(overrides).groups}
+    name = next(name for name in digests if "co-runners" in name)
+    groups = make_plan([*overrides, f"only=['{name}']"]).groups
+    assert {group.name: group.digest for group in groups} == digests
 
 
 def test_a_note_about_the_window_names_no_co_runner(make_plan):
-    asked = ["workload=script", "workload.script=tests/toys/toy.py", "co_runners=[S]", "workload@sizes.S=tiny"]
-    notes = make_plan(asked, device=GPU).notes
-    (told,) = (note for note in notes if "cannot be stopped" in note)
-    assert "tiny" not in told, told
+    overrides = ["workload=script", "workload.script=tests/toys/toy.py", "co_runners=[S]", "workload@sizes.S=tiny"]
+    notes = make_plan(overrides, device=GPU).notes
+    (window_note,) = (note for note in notes if "cannot be stopped" in note)
+    assert "tiny" not in window_note, window_note
 
 
 def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_plan):

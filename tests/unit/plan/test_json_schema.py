@@ -20,12 +20,12 @@ QUICK = PROJECT_DIR / "conf/experiment/robroek_quick.yaml"
 
 @functools.cache
 def validator(kind):
-    made = json_schema.KINDS[kind]()
-    jsonschema.Draft202012Validator.check_schema(made)
-    return jsonschema.Draft202012Validator(made)
+    schema = json_schema.KINDS[kind]()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
-def content_of(path):
+def read_content(path):
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
@@ -37,10 +37,10 @@ def errors(kind, content):
     ("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths], ids=lambda value: str(value)
 )
 def test_files_of_the_project_are_valid(kind, path):
-    assert errors(kind, content_of(path)) == []
+    assert errors(kind, read_content(path)) == []
 
 
-def with_value(content, place, value):
+def set_value(content, place, value):
     changed = copy.deepcopy(content)
     node = changed
     for key in place[:-1]:
@@ -74,7 +74,7 @@ BLOCK = ("blocks", 0)
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_what_no_study_takes_is_refused(place, value):
-    assert errors("experiment", with_value(content_of(QUICK), place, value))
+    assert errors("experiment", set_value(read_content(QUICK), place, value))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_what_no_study_takes_is_refused(place, value):
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_what_a_study_takes_is_valid(place, value):
-    assert errors("experiment", with_value(content_of(QUICK), place, value)) == []
+    assert errors("experiment", set_value(read_content(QUICK), place, value)) == []
 
 
 def test_a_workload_file_has_the_keys_of_its_kind():
-    tiny = content_of(PROJECT_DIR / "conf/workload/tiny.yaml")
+    tiny = read_content(PROJECT_DIR / "conf/workload/tiny.yaml")
     assert errors("workload", tiny | {"rate_per_s": 3})
     assert errors("workload", tiny | {"batchsize": 3})
-    infer = content_of(PROJECT_DIR / "conf/workload/infer_tiny.yaml")
+    infer = read_content(PROJECT_DIR / "conf/workload/infer_tiny.yaml")
     assert errors("workload", infer | {"rate_per_s": 3}) == []
 
 

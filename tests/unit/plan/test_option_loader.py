@@ -235,14 +235,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def schema_of(capsys, kind):
+def read_schema(capsys, kind):
     assert json_schema.main([kind, "--config-dir", "conf"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_the_schema_of_workloads_takes_the_keys_of_ones_own(folder, capsys):
     jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(schema_of(capsys, "workload"))
+    validator = jsonschema.Draft202012Validator(read_schema(capsys, "workload"))
     content = {"defaults": ["/schema/own_primes.Primes@_here_", "_self_"], "limit": 50000}
     assert list(validator.iter_errors(content)) == []
     assert [error.path[0] for error in validator.iter_errors(content | {"limit": [1]})] == ["limit", "limit"]
@@ -250,10 +250,10 @@ def test_the_schema_of_workloads_takes_the_keys_of_ones_own(folder, capsys):
 
 def test_the_schema_of_experiments_takes_them_in_blocks(folder, capsys):
     jsonschema = pytest.importorskip("jsonschema")
-    made = schema_of(capsys, "experiment")
+    schema = read_schema(capsys, "experiment")
     experiment = {"workload": {"limit": 5}, "blocks": [{"workload": "primes", "workload.limit": "5,7"}]}
-    assert list(jsonschema.Draft202012Validator(made).iter_errors(experiment)) == []
-    block = made["properties"]["blocks"]["items"]["properties"]
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(experiment)) == []
+    block = schema["properties"]["blocks"]["items"]["properties"]
     assert "primes" in block["workload"]["examples"]
 
 

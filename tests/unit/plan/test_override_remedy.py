@@ -65,11 +65,11 @@ def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
     ],
 )
 def test_a_list_or_a_map_gets_the_notation_that_hydra_reads(value, meant):
-    found = [
+    parsed_values = [
         override_values.parse(proposal.partition("=")[2])
         for proposal in proposals(explanation(f"workload.flags.x={value}"))[:2]
     ]
-    assert meant is None or meant in found
+    assert meant is None or meant in parsed_values
 
 
 def test_several_values_of_which_one_cannot_be_read_may_be_runs_of_their_own():

@@ -52,12 +52,12 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def composed_by_hydra(conf: Path, words: list[str]) -> DictConfig:
+def compose_by_hydra(conf: Path, words: list[str]) -> DictConfig:
     with initialize_config_dir(str(conf), version_base="1.3"):
         return compose("config", words)
 
 
-def outcome_of(make: Any) -> tuple[str, Any]:
+def get_outcome(make: Any) -> tuple[str, Any]:
     """What came of composing: the values, or the one line in which a refusal is explained."""
     try:
         return "composed", OmegaConf.to_container(make())
@@ -101,15 +101,15 @@ def outcome_of(make: Any) -> tuple[str, Any]:
 )
 def test_values_are_set_as_hydra_sets_them(conf, words):
     def set_in_copy() -> DictConfig:
-        config = composed_by_hydra(conf, [])
+        config = compose_by_hydra(conf, [])
         overrides.set_values(parse(words), config)
         return config
 
-    expected = outcome_of(lambda: composed_by_hydra(conf, words))
+    expected = get_outcome(lambda: compose_by_hydra(conf, words))
     if words == ["x@y=3"]:  # Hydra words it by package
-        assert expected[0] == outcome_of(set_in_copy)[0] == "refused"
+        assert expected[0] == get_outcome(set_in_copy)[0] == "refused"
         return
-    assert outcome_of(set_in_copy) == expected
+    assert get_outcome(set_in_copy) == expected
 
 
 @pytest.mark.parametrize("word", ["verbose=7", "verbose=true,2", "+verbose=-1"])

@@ -68,16 +68,18 @@ def test_repeats_are_whole_blocks_in_an_order_of_their_own(make_plan):
 
 
 def test_some_groups_of_a_study_keep_their_names_digests_and_baselines(make_plan):
-    asked = [*sweep(scenario=["naive", "mps"], degree=[2, 3]), ["workload.batch_size=16", "degree=2"]]
-    whole = {group.digest: group.name for group in make_plan(*[[*o, "repeats=2"] for o in asked]).groups}
+    combinations = [*sweep(scenario=["naive", "mps"], degree=[2, 3]), ["workload.batch_size=16", "degree=2"]]
+    names_by_digest = {
+        group.digest: group.name for group in make_plan(*[[*o, "repeats=2"] for o in combinations]).groups
+    }
     names = ["naive-3x-tiny-batch_size=32", "mps-3x-tiny-batch_size=32"]
-    assert {*names} < {*whole.values()}
-    plan = make_plan(*[[*o, "repeats=2", f"only=[{','.join(map(repr, names))}]"] for o in asked])
+    assert {*names} < {*names_by_digest.values()}
+    plan = make_plan(*[[*o, "repeats=2", f"only=[{','.join(map(repr, names))}]"] for o in combinations])
     assert Counter(group.name for group in plan.groups) == dict.fromkeys([*names, "serial-1x-tiny-batch_size=32"], 2)
-    assert {group.digest: group.name for group in plan.groups}.items() <= whole.items()
+    assert {group.digest: group.name for group in plan.groups}.items() <= names_by_digest.items()
     assert [group.number for group in plan.groups] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="only=naive-9x-tiny is not a group of the plan; choose a group, such as"):
-        make_plan(*[[*o, "only=[naive-9x-tiny]"] for o in asked])
+        make_plan(*[[*o, "only=[naive-9x-tiny]"] for o in combinations])
 
 
 def test_a_mix_in_one_window_keeps_the_baseline_of_all_its_jobs(make_plan):
@@ -158,17 +160,17 @@ def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
 def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan):
     study = sweep(scenario=["naive", "mps"], degree=[1, 2])
 
-    def planned(model, *more):
+    def plan_study(model, *more):
         device = dataclasses.replace(GPU, name=model)
         return make_plan(
-            *[[*each, "repeats=2", "data.source=synthetic_device", *more] for each in study], device=device
+            *[[*overrides, "repeats=2", "data.source=synthetic_device", *more] for overrides in study], device=device
         )
 
-    first, second = planned("H100"), planned("A100")
+    first, second = plan_study("H100"), plan_study("A100")
     assert first.digest != second.digest
     assert first.any_gpu_digest == second.any_gpu_digest
-    assert first.any_gpu_digest != planned("H100", "seed=1").any_gpu_digest
-    assert first.any_gpu_digest != planned("H100", "shard_of=case").any_gpu_digest
+    assert first.any_gpu_digest != plan_study("H100", "seed=1").any_gpu_digest
+    assert first.any_gpu_digest != plan_study("H100", "shard_of=case").any_gpu_digest
 
 
 def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
@@ -191,8 +193,11 @@ def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_p
         (tmp_path / "workloads" / name).write_text("")
     monkeypatch.chdir(tmp_path)
     for workload, name in (("tiny", "train_timm.py"), ("script", "script.py")):
-        own = [f"workload={workload}", *(["workload.script=./workloads/script.py"] if workload == "script" else [])]
-        argv = make_plan(own).groups[0].jobs[0].workload.argv
+        overrides = [
+            f"workload={workload}",
+            *(["workload.script=./workloads/script.py"] if workload == "script" else []),
+        ]
+        argv = make_plan(overrides).groups[0].jobs[0].workload.argv
         assert argv[0] == str(PROJECT_DIR / "workloads" / name)
     assert argv[1] == str(tmp_path / "workloads/script.py")
     with pytest.raises(ConfigError, match=r"runner; for your own file, write \./workloads/script\.py"):
@@ -223,7 +228,7 @@ def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
 CONF = PROJECT_DIR / "conf"
 
 
-def choice_of(path: Path) -> str:
+def format_choice(path: Path) -> str:
     """What the command line says to choose this file."""
     group = path.parent.name
     if group == "listeners":
@@ -231,13 +236,13 @@ def choice_of(path: Path) -> str:
     return f"{'+' if group in ('experiment', 'rehearse', 'duration') else ''}{group}={path.stem}"
 
 
-def marks_of(path: Path) -> list[pytest.MarkDecorator]:
+def list_marks(path: Path) -> list[pytest.MarkDecorator]:
     """A workload that names packages is refused where they are not installed, as on the newest Python of `.ci/run`."""
     names_packages = re.search(r"/schema/(infer|infer_text|train_text|framework)@", path.read_text(encoding="utf-8"))
     return [pytest.mark.torch] if names_packages else []
 
 
-CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorted(CONF.glob("*/*.yaml"))]
+CHOICES = [pytest.param(format_choice(path), marks=list_marks(path)) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
 @pytest.mark.torch
@@ -311,8 +316,8 @@ def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_p
     (tmp_path / "data/cifar-10-batches-py").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for given in ("'~/data'", "data"):
-        plan = make_plan(["workload=resnet26_cifar10", f"data.root={given}"], device=GPU)
+    for data_root in ("'~/data'", "data"):
+        plan = make_plan(["workload=resnet26_cifar10", f"data.root={data_root}"], device=GPU)
         argv = plan.groups[0].jobs[0].workload.argv
         assert argv[argv.index("--data-root") + 1] == str(tmp_path / "data")
 
@@ -342,12 +347,12 @@ def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name
     ]
 
 
-def recorded(text: str) -> Original:
+def make_original(text: str) -> Original:
     return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
 @pytest.fixture
-def added(tmp_path, monkeypatch):
+def added_folder(tmp_path, monkeypatch):
     """A folder of configurations and classes that others add."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for group in ("scenario", "env", "profiler", "workload"):
@@ -355,8 +360,8 @@ def added(tmp_path, monkeypatch):
     return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
 
 
-def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
-    folder, here = added
+def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added_folder):
+    folder, search_path = added_folder
     (folder / "others.py").write_text(
         "from pipeline.prepare.env.current import CurrentEnv\n"
         "from pipeline.prepare.sharing.naive import Naive\n"
@@ -368,23 +373,23 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     (folder / "scenario/fair.yaml").write_text("name: fair\n_target_: others.Fair\nshare: [1, 2]\n")
     (folder / "env/other.yaml").write_text("_target_: others.Other\nindex: x\n")
     (folder / "profiler/tracer.yaml").write_text("name: tracer\n_target_: others.Tracer\ndepth: 3\n")
-    chosen = [here, "scenario=fair", "env=other", "profiler=tracer"]
+    chosen = [search_path, "scenario=fair", "env=other", "profiler=tracer"]
     (group,) = make_plan(chosen).groups
     assert group.options == {"share": (1, 2), "profiler": ("tracer", ("depth", 3))}
     assert group.jobs[0].workload.env.options == (("index", "x"),)
-    again, unrecorded = read_config(recorded(group.config_text()))
+    again, unrecorded = read_config(make_original(group.config_text()))
     assert unrecorded == []
     (config,) = config_reader.read([again])
     (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
     assert same.digest == group.digest
     with pytest.raises(ConfigError, match=r"scenario\.name is missing; set scenario\.name=VALUE"):
         (folder / "scenario/nameless.yaml").write_text("_target_: others.Fair\nshare: 1\n")
-        make_plan([here, "scenario=nameless", *chosen[2:]])
+        make_plan([search_path, "scenario=nameless", *chosen[2:]])
 
 
 @pytest.mark.slow
-def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added):
-    folder, here = added
+def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added_folder):
+    folder, search_path = added_folder
     (folder / "tokens").mkdir()
     (folder / "tokens/options.py").write_text(
         "from dataclasses import dataclass, field, replace\n\n"
@@ -396,17 +401,17 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     )
     (folder / "tokens/program.py").write_text("from tokens.options import Tokens\nfrom workloads import client\n")
     (folder / "workload/mine.yaml").write_text("defaults: [/schema/tokens.options.Tokens@_here_, _self_]\n")
-    (group,) = make_plan([here, "workload=mine", "workload.length=16", "gpu=cpu"]).groups
+    (group,) = make_plan([search_path, "workload=mine", "workload.length=16", "gpu=cpu"]).groups
     workload = group.jobs[0].workload
     assert workload.argv[:3] == (str(folder / "tokens/program.py"), "--length", "16")
     assert (workload.name, workload.work_unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
     assert [source.name for source in workload.sources] == ["options.py", "program.py"]
     assert dict(workload.params)["script"] == "tokens/program.py"
-    again, unrecorded = read_config(recorded(group.config_text()))
+    again, unrecorded = read_config(make_original(group.config_text()))
     assert (again.workload.length, unrecorded) == (16, [])
     with pytest.raises(ConfigError, match="workload tokens: length needs a GPU"):
-        make_plan([here, "workload=mine", "workload.length=100", "gpu=cpu"])
-    rehearsed = configs_of(["+rehearse=tiny", here, "workload=mine", "workload.environ.A=b"])
+        make_plan([search_path, "workload=mine", "workload.length=100", "gpu=cpu"])
+    rehearsed = configs_of(["+rehearse=tiny", search_path, "workload=mine", "workload.environ.A=b"])
     assert [(config.workload.length, config.workload.environ) for config in rehearsed] == [(2, {"A": "b"})]
 
 
@@ -428,13 +433,13 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
         ),
     ],
 )
-def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_plan, added, code, why):
-    folder, here = added
+def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_plan, added_folder, code, why):
+    folder, search_path = added_folder
     module = f"broken_{abs(hash(code))}"
     (folder / f"{module}.py").write_text(code)
     (folder / "workload/broken.yaml").write_text(f"defaults: [/schema/{module}.Broken@_here_, _self_]\n")
     with pytest.raises(ConfigError, match=why) as refused:
-        make_plan([here, "workload=broken"])
+        make_plan([search_path, "workload=broken"])
     assert str(refused.value).startswith(f"/schema/{module}.Broken")
     assert "\n" not in str(refused.value)
 
@@ -458,9 +463,9 @@ def test_only_groups_that_cannot_be_interleaved_have_a_length_by_need(make_plan)
 
 
 def test_solo_baselines_run_several_times_in_a_block_and_the_first_run_keeps_its_digest(make_plan):
-    asked = sweep(scenario=["naive"], degree=[1, 2])
-    once = make_plan(*[[*o, "repeats=2"] for o in asked])
-    plan = make_plan(*[[*o, "repeats=2", "baseline_runs=3"] for o in asked])
+    combinations = sweep(scenario=["naive"], degree=[1, 2])
+    once = make_plan(*[[*o, "repeats=2"] for o in combinations])
+    plan = make_plan(*[[*o, "repeats=2", "baseline_runs=3"] for o in combinations])
     assert Counter((group.name, group.block) for group in plan.groups) == {
         ("serial-1x-tiny", 1): 3,
         ("naive-1x-tiny", 1): 1,

@@ -56,7 +56,7 @@ def test_launches_of_one_program_follow_each_other(make_plan) -> None:
 
 def test_other_workloads_and_settings_are_launched_apart(make_plan) -> None:
     sweep = [[*INTERLEAVED, f"workload.batch_size={size}", f"seed={seed}"] for size in (8, 16) for seed in (0, 1)]
-    plan = make_plan(*([*each, f"degree={degree}"] for each in sweep for degree in (2, 3)))
+    plan = make_plan(*([*overrides, f"degree={degree}"] for overrides in sweep for degree in (2, 3)))
     assert [len(members) for members in plan_builder.split_by_launch(plan.groups)].count(2) == 4
 
 
@@ -84,9 +84,11 @@ def test_jobs_with_a_loader_can_be_held_if_they_load_themselves(make_plan) -> No
 
 def test_the_shards_are_the_blocks_and_make_up_the_plan(make_plan) -> None:
     plan = make_plan(["repeats=3", "degree=2", "baseline=always"])
-    found = shards.group_by_shard(plan.groups)
-    assert list(found) == [1, 2, 3]
-    assert [group for number in found for group in shards.select_shard(plan, number).groups] == list(plan.groups)
+    groups_by_shard = shards.group_by_shard(plan.groups)
+    assert list(groups_by_shard) == [1, 2, 3]
+    assert [group for number in groups_by_shard for group in shards.select_shard(plan, number).groups] == list(
+        plan.groups
+    )
     third = shards.select_shard(plan, 3)
     assert (third.digest, third.num_planned) == (plan.digest, 6)
     assert {group.block for group in third.groups} == {3}
@@ -98,12 +100,12 @@ def test_a_shard_may_be_a_case_with_all_that_shares_its_baselines(make_plan) -> 
     sweep = [[*by_case, f"workload.batch_size={size}", f"degree={degree}"] for size in (8, 16) for degree in (1, 2)]
     plan = make_plan(*sweep)
     assert plan.shard_sizes == (3, 3, 3, 3)
-    found = list(shards.group_by_shard(plan.groups).values())
-    assert [{group.block for group in members} for members in found] == [{1}, {1}, {2}, {2}]
-    programs = [{job.workload.digest for group in members for job in group.jobs} for members in found]
-    assert all(len(each) == 1 for each in programs)
+    groups_of_shards = list(shards.group_by_shard(plan.groups).values())
+    assert [{group.block for group in members} for members in groups_of_shards] == [{1}, {1}, {2}, {2}]
+    programs = [{job.workload.digest for group in members for job in group.jobs} for members in groups_of_shards]
+    assert all(len(digests) == 1 for digests in programs)
     assert programs[0] == programs[2] != programs[1] == programs[3]
-    assert plan.digest != make_plan(*(each[1:] for each in sweep)).digest  # workers must agree on it
+    assert plan.digest != make_plan(*(overrides[1:] for overrides in sweep)).digest  # workers must agree on it
 
 
 def test_shards_are_numbered_without_gaps_where_a_block_lacks_cases(make_plan) -> None:
@@ -135,15 +137,15 @@ def test_a_shard_outside_the_plan_is_refused(make_plan, number) -> None:
 
 def test_a_shard_of_groups_that_are_all_skipped_is_one_as_any_other(compose) -> None:
     of_mps = ["scenario=mps", "workload.batch_size=8"]  # which needs a GPU
-    study = [[*each, "degree=2", "shard_of=case"] for each in (of_mps, ["workload.batch_size=16"])]
+    study = [[*overrides, "degree=2", "shard_of=case"] for overrides in (of_mps, ["workload.batch_size=16"])]
     skipped = set()
     for number in (1, 2):
-        configs = config_reader.read(compose(*([*each, f"shard={number}"] for each in study)))
-        asked = StudyRequest(
+        configs = config_reader.read(compose(*([*overrides, f"shard={number}"] for overrides in study)))
+        request = StudyRequest(
             configs=configs, is_sweep=True, sender=None, simulated=None, exporter=NoExporter(), reproduction=None
         )
         skipped.add(
-            frozenset(group.scenario for group in asked.plan(inventory_of(configs)).groups if group.skip_reason)
+            frozenset(group.scenario for group in request.plan(inventory_of(configs)).groups if group.skip_reason)
         )
     assert skipped == {frozenset(), frozenset({"mps"})}
 
@@ -170,9 +172,9 @@ def test_the_plan_has_the_most_blocks_and_says_when_the_study_stops(make_plan):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard_of", ["block", "case"])
 def test_the_plan_of_the_blocks_that_ran_is_that_of_as_many_repeats(make_plan, shard_of):
-    asked = [[*o, f"shard_of={shard_of}"] for o in sweep(scenario=["naive", "mps"], degree=[1, 2])]
-    cut = cut_plan(make_plan(*[[*o, *AUTO] for o in asked]), 5)
-    assert cut == make_plan(*[[*o, "repeats=5"] for o in asked])
+    combinations = [[*o, f"shard_of={shard_of}"] for o in sweep(scenario=["naive", "mps"], degree=[1, 2])]
+    cut = cut_plan(make_plan(*[[*o, *AUTO] for o in combinations]), 5)
+    assert cut == make_plan(*[[*o, "repeats=5"] for o in combinations])
 
 
 def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
@@ -191,8 +193,8 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
         (["repeats=auto", "precision_goal_pct=101"], "precision_goal_pct=101.0 must be at most 100"),
         (["repeats=auto", "shard=2"], "shard=2 conflicts with repeats=auto, .*; remove shard, or set repeats=NUMBER"),
         *(
-            (["repeats=auto", *others], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
-            for others in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
+            (["repeats=auto", *overrides], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
+            for overrides in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
         ),
         pytest.param(
             ["repeats=auto", "workload=infer_tiny", "workload.arrival=poisson", "workload.rate_per_s=9"],
@@ -226,11 +228,11 @@ def number(names: str, block: int, co_runners: str = "") -> list[int]:
     jobs = group(*names, *co_runners).jobs
     return [
         job.arrivals
-        for job in number_sequences([with_role(job, is_co_runner=job.index >= len(names)) for job in jobs], block)
+        for job in number_sequences([set_role(job, is_co_runner=job.index >= len(names)) for job in jobs], block)
     ]
 
 
-def with_role(job: Job, *, is_co_runner: bool) -> Job:
+def set_role(job: Job, *, is_co_runner: bool) -> Job:
     return dataclasses.replace(job, is_co_runner=is_co_runner)
 
 

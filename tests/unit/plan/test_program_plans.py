@@ -27,7 +27,7 @@ def text(**changes: object) -> WorkloadConfig:
     return join(TrainText(**(values | changes)))  # type: ignore[arg-type]
 
 
-def refused(config: WorkloadConfig, device=GPU) -> str:
+def get_refusal(config: WorkloadConfig, device=GPU) -> str:
     with pytest.raises(ConfigError) as caught:
         planned = config.complete()
         planned.refuse_wrong(device, device_was_chosen=False)
@@ -48,7 +48,7 @@ def weights(tmp_path: Path) -> Path:
     return folder
 
 
-def folder_of_texts(root: Path, *classes: str) -> Path:
+def write_texts(root: Path, *classes: str) -> Path:
     for name in classes:
         (root / "news" / name).mkdir(parents=True)
         (root / "news" / name / "1.txt").write_text("text")
@@ -79,14 +79,14 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
     ],
 )
 def test_what_excludes_each_other_is_refused(changes, message):
-    assert message in refused(text(**changes))
+    assert message in get_refusal(text(**changes))
 
 
 def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
-    assert "no GPU was found; set gpu=cpu" in refused(text(), CPU)
+    assert "no GPU was found; set gpu=cpu" in get_refusal(text(), CPU)
     text().complete().refuse_wrong(CPU, device_was_chosen=True)
     text(model_args={"hidden_size": 128}).complete().refuse_wrong(CPU, device_was_chosen=False)
-    assert "needs a GPU" in refused(text(step_mode=StepMode.cuda_graph), CPU)
+    assert "needs a GPU" in get_refusal(text(step_mode=StepMode.cuda_graph), CPU)
 
 
 def test_weights_must_fit(weights):
@@ -95,37 +95,41 @@ def test_weights_must_fit(weights):
     planned.refuse_wrong(CPU, device_was_chosen=False)
     planned.refuse_missing_data()
     assert planned.program_options()["weights"] == str(weights)
-    assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
-    assert "has hidden_size=384, but model_args.hidden_size=768" in refused(
+    assert "more than the 256 positions" in get_refusal(text(weights=str(weights), sequence_tokens=300))
+    assert "has hidden_size=384, but model_args.hidden_size=768" in get_refusal(
         text(weights=str(weights), model_args={"hidden_size": 768})
     )
-    assert "contains a bert, but model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
+    assert "contains a bert, but model=distilbert" in get_refusal(
+        text(weights=str(weights), model=TextModel.distilbert)
+    )
     (weights / "config.json").write_text("[]")
-    assert "config.json that cannot be used" in refused(good)
+    assert "config.json that cannot be used" in get_refusal(good)
     (weights / "model.safetensors").unlink()
-    assert "contains no weights" in refused(good)
+    assert "contains no weights" in get_refusal(good)
     (weights / "tokenizer.json").unlink()
-    assert "does not contain tokenizer.json" in refused(good)
+    assert "does not contain tokenizer.json" in get_refusal(good)
 
 
 def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     def config(*classes: str, **changes: object) -> WorkloadConfig:
-        root = folder_of_texts(tmp_path / "-".join(("root", *classes)), *classes)
+        root = write_texts(tmp_path / "-".join(("root", *classes)), *classes)
         (root / "news").mkdir(parents=True, exist_ok=True)
         return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
 
     config("a", "b").complete().refuse_missing_data()
-    assert "has 0 folders of text files" in refused(config())
-    assert "has 1 folders of text files" in refused(config("a"))
-    assert "num_classes=2 is too few for the 3 classes in" in refused(config("a", "b", "c", num_classes=2))
+    assert "has 0 folders of text files" in get_refusal(config())
+    assert "has 1 folders of text files" in get_refusal(config("a"))
+    assert "num_classes=2 is too few for the 3 classes in" in get_refusal(config("a", "b", "c", num_classes=2))
 
 
 @pytest.mark.torch
 def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
     assert make_plan(["workload=tiny_text"]).groups
-    found = current.CurrentEnv().resolve()
-    others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("transformers")))
-    monkeypatch.setattr(current, "_describe", lambda: others)
+    interpreter = current.CurrentEnv().resolve()
+    without_transformers = dataclasses.replace(
+        interpreter, lock=tuple(line for line in interpreter.lock if not line.startswith("transformers"))
+    )
+    monkeypatch.setattr(current, "_describe", lambda: without_transformers)
     with pytest.raises(ConfigError, match=r"tiny_text: transformers is not installed in the environment of .*"):
         make_plan(["workload=tiny_text"])
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 GOLDEN = DATA / "robroek_plan_golden.txt"
 
 
-def instances_of(group: Group) -> str:
+def format_instances(group: Group) -> str:
     """The instance of each job and where it lies: `4g.20gb@0 1g.5gb@4`; the reason if there is no layout."""
     if group.skip_reason is not None:
         return f"skipped: {group.skip_reason.split('. Nearest')[0]}"
@@ -40,10 +40,10 @@ def instances_of(group: Group) -> str:
     return " ".join(f"{instance.profile.name}@{instance.start}" for instance in layout.instances)
 
 
-def lines_of(plan: Plan) -> list[str]:
+def format_lines(plan: Plan) -> list[str]:
     """One line a group; the order within a block is random, so the lines are sorted."""
     return sorted(
-        f"{plan.experiment:22s}{group.name:52s}{settings(group):18s}{instances_of(group)}".rstrip()
+        f"{plan.experiment:22s}{group.name:52s}{settings(group):18s}{format_instances(group)}".rstrip()
         for group in plan.groups
     )
 
@@ -56,12 +56,12 @@ def settings(group: Group) -> str:
 
 @pytest.fixture(scope="module")
 def text(made_once: Callable[..., Path]) -> str:
-    return made_once("robroek_plan", lambda path: path.write_text(planned_text(), encoding="utf-8")).read_text("utf-8")
+    return made_once("robroek_plan", lambda path: path.write_text(format_plans(), encoding="utf-8")).read_text("utf-8")
 
 
-def planned_text() -> str:
+def format_plans() -> str:
     """The plans of all its experiments on both GPUs."""
-    found: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
+    lines_by_gpu: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
     for name in EXPERIMENTS:
         configs = configs_of([f"+experiment=robroek_{name}", f"gpu=simulated_{GPUS[0]}", "data.source=synthetic_files"])
         for gpu in GPUS:
@@ -71,8 +71,8 @@ def planned_text() -> str:
                 assert {group.window.kind for group in plan.groups} == {WindowKind.WORK}
                 # Its figures of utilisation need a source of GRACT.
                 assert all("activity" in {spec.name for spec in group.listeners} for group in plan.groups)
-                found[gpu] += [f"{gpu:12s}{line}" for line in lines_of(plan)]
-    return "".join(f"{line}\n" for lines in found.values() for line in lines)
+                lines_by_gpu[gpu] += [f"{gpu:12s}{line}" for line in format_lines(plan)]
+    return "".join(f"{line}\n" for lines in lines_by_gpu.values() for line in lines)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -21,11 +21,11 @@ def plan_script(make_plan, tmp_path, monkeypatch):
     """Plan one group of a script."""
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    return lambda *given: make_plan(["workload=script", "workload.script=train.py", *given])
+    return lambda *overrides: make_plan(["workload=script", "workload.script=train.py", *overrides])
 
 
 @pytest.mark.parametrize(
-    ("given", "rate", "kind"),
+    ("overrides", "rate", "kind"),
     [
         ([], RateSource(), WindowKind.WORK),
         (["workload.samples=9"], RateSource(samples=9), WindowKind.WORK),
@@ -34,17 +34,17 @@ def plan_script(make_plan, tmp_path, monkeypatch):
         ([PATTERN, "window=work"], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.WORK),
     ],
 )
-def test_where_samples_per_second_come_from_decides_the_window(plan_script, given, rate, kind):
-    plan = plan_script(*given)
+def test_where_samples_per_second_come_from_decides_the_window(plan_script, overrides, rate, kind):
+    plan = plan_script(*overrides)
     (group,) = plan.groups
     assert group.jobs[0].workload.rate == rate
     assert group.window.kind is kind
-    assert ("with start-up" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in given)
+    assert ("with start-up" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in overrides)
     assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
 
 
 @pytest.mark.parametrize(
-    ("given", "unit"),
+    ("overrides", "unit"),
     [
         ([], ""),
         ([PATTERN], ""),
@@ -54,20 +54,20 @@ def test_where_samples_per_second_come_from_decides_the_window(plan_script, give
         ([PATTERN, "workload.metric_unit=ns_per_day", "workload.work_unit=us"], "us"),
     ],
 )
-def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, given, unit):
-    workload = plan_script(*given).groups[0].jobs[0].workload
+def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, overrides, unit):
+    workload = plan_script(*overrides).groups[0].jobs[0].workload
     assert workload.work_unit == unit
     assert dict(workload.params).get("work_unit", "") == unit
 
 
 def test_what_a_script_is_measured_by_makes_another_group(plan_script):
-    plans = [plan_script(*given) for given in ([], ["workload.samples=9"], ["workload.run_in=job_folder"])]
+    plans = [plan_script(*overrides) for overrides in ([], ["workload.samples=9"], ["workload.run_in=job_folder"])]
     assert len({plan.groups[0].digest for plan in plans}) == 3
     assert [plan.groups[0].jobs[0].workload.is_in_own_folder for plan in plans] == [False, False, True]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("overrides", "words"),
     [
         (["workload.args=['--out={outdir}']"], r"\{outdir\} is not a placeholder"),
         (["workload.samples=9", "workload.metric=a"], "samples and metric both set"),
@@ -81,9 +81,9 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
         (["window.kind=LOGGED"], "window=work"),
     ],
 )
-def test_what_cannot_be_is_refused(plan_script, given, words):
+def test_what_cannot_be_is_refused(plan_script, overrides, words):
     with pytest.raises(ConfigError, match=words):
-        plan_script(*given)
+        plan_script(*overrides)
 
 
 DOCKER = "docker run --rm --gpus all image python train.py"
@@ -126,22 +126,22 @@ def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     script, args = user_command.parse_program(shlex.split(command), "the command line")
-    given = [
+    overrides = [
         "workload=script",
         f"workload.script={script}",
         user_command.make_override("workload.args", shlex.join(args)),
     ]
     if words is None:
-        assert make_plan(given, device=GPU)
+        assert make_plan(overrides, device=GPU)
     else:
         with pytest.raises(ConfigError, match=words):
-            make_plan(given, device=GPU)
-        assert make_plan(given)
+            make_plan(overrides, device=GPU)
+        assert make_plan(overrides)
 
 
 def test_rates_are_not_read_from_output_that_conda_keeps_until_its_end(plan_script):
-    kept = ["workload.script=bash", "workload.args='-c \"cd x; conda run -n mine python train.py\"'"]
-    streamed = [word.replace("conda run", "conda run --live-stream") for word in kept]
+    buffered_words = ["workload.script=bash", "workload.args='-c \"cd x; conda run -n mine python train.py\"'"]
+    streamed = [word.replace("conda run", "conda run --live-stream") for word in buffered_words]
     assert plan_script(*streamed, PATTERN)
     with pytest.raises(ConfigError, match=r"conda run prints the output at its end.*--no-capture-output"):
-        plan_script(*kept, PATTERN)
+        plan_script(*buffered_words, PATTERN)

@@ -43,13 +43,13 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
-    def said(config: Config) -> tuple[object, ...]:
+    def list_settings(config: Config) -> tuple[object, ...]:
         keys = ("batch_size", "sequence_tokens", "rate_per_s")
         return (config.workload.name, *(getattr(config.workload, key, None) for key in keys))
 
     configs = configs_of(["+experiment=mine", "+rehearse=tiny"], conf)
     copies = [config for config in configs if config.mix is None]
-    assert {said(config) for config in copies} == {
+    assert {list_settings(config) for config in copies} == {
         ("tiny", 4, None, None),
         ("tiny", 8, None, None),
         ("tiny_text", 4, 64, None),
@@ -71,8 +71,14 @@ def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
 
 @pytest.mark.slow
 def test_the_command_line_wins_over_stand_ins(conf):
-    given = ["+experiment=mine", "+rehearse=tiny", "workload=tiny_text", "workload.batch_size=2", "workload.threads=2"]
-    for config in configs_of(given, conf):
+    overrides = [
+        "+experiment=mine",
+        "+rehearse=tiny",
+        "workload=tiny_text",
+        "workload.batch_size=2",
+        "workload.threads=2",
+    ]
+    for config in configs_of(overrides, conf):
         assert (config.workload.name, config.workload.batch_size, config.workload.threads) == ("tiny_text", 2, 2)
 
 

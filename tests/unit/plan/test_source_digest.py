@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def stored(plan):
+def make_stored_results(plan):
     """Every group of the plan as a result in the store."""
     facts = dict(MachineState.read(GPU).facts)
     same = {"facts": facts, "gpu_uuid": GPU.uuid}
@@ -47,9 +47,9 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
     for plan, run in zip(before, runs, strict=True):
         after = make_plan([*run, "scenario._target_=moved.Moved"], device=GPU)
         assert "moved.Moved" in {group.sharing.target for group in after.groups}
-        left, rows = resume.select_remaining(after, stored(plan))
-        assert left == () and len(rows) == len(plan.groups)
-        assert resume.find_unused(after, left, stored(plan)) == []
+        remaining_groups, rows = resume.select_remaining(after, make_stored_results(plan))
+        assert remaining_groups == () and len(rows) == len(plan.groups)
+        assert resume.find_unused(after, remaining_groups, make_stored_results(plan)) == []
 
 
 @pytest.mark.sampled(1)

@@ -23,7 +23,7 @@ def plan(*gpus: Gpu) -> Plan:
     return Plan(deployment=Deployment(gpus=gpus), services=(Service(name="bert", rate_per_s=19, objective_ms=6434),))
 
 
-def refused(tmp_path: Path, change: Any) -> str:
+def get_refusal(tmp_path: Path, change: Any) -> str:
     content = deployment.to_json(plan(Gpu(model=A100, instances=(instance("3g.40gb", 4),))))
     change(content)
     (tmp_path / "plan.json").write_text(json.dumps(content))
@@ -55,7 +55,7 @@ def test_a_gpu_is_named_by_what_the_driver_calls_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("version", 7, "version is 7"),
         ("num_gpus", 5, "num_gpus is 5, but gpus lists 1"),
@@ -71,12 +71,12 @@ def test_a_gpu_is_named_by_what_the_driver_calls_it_too() -> None:
         ("services", [{"name": "bert", "rate_per_s": 1}] * 2, "service bert is listed 2 times"),
     ],
 )
-def test_what_a_file_says_wrongly_is_named_by_its_key(tmp_path: Path, key: str, value: object, said: str) -> None:
-    assert said in refused(tmp_path, lambda content: content.update({key: value}))
+def test_what_a_file_says_wrongly_is_named_by_its_key(tmp_path: Path, key: str, value: object, message: str) -> None:
+    assert message in get_refusal(tmp_path, lambda content: content.update({key: value}))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("start", "4", 'gpus[0].instances[0].start must be a whole number, not "4"'),
         ("start", 1, "3g.40gb cannot begin at memory slice 1, only at 0, 4; legal: [3g.40gb@0]"),
@@ -88,8 +88,8 @@ def test_what_a_file_says_wrongly_is_named_by_its_key(tmp_path: Path, key: str, 
         ("share_pct", 101, "share_pct must be above 0"),
     ],
 )
-def test_an_instance_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object, said: str) -> None:
-    assert said in refused(tmp_path, lambda content: content["gpus"][0]["instances"][0].update({key: value}))
+def test_an_instance_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    assert message in get_refusal(tmp_path, lambda content: content["gpus"][0]["instances"][0].update({key: value}))
 
 
 def test_a_layout_that_is_not_legal_is_refused_with_the_nearest_that_are() -> None:

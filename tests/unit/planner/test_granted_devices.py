@@ -43,7 +43,7 @@ SHARED = Gpu(
 )
 
 
-def granted(tmp_path: Path, *words: str, gpus: tuple[Gpu, ...] = (DIVIDED,), kind: str = "dra") -> int:
+def run_granted(tmp_path: Path, *words: str, gpus: tuple[Gpu, ...] = (DIVIDED,), kind: str = "dra") -> int:
     plan = write_plan(tmp_path, Plan(deployment=Deployment(gpus=gpus)))
     return __main__.main(["granted", str(plan), *words, "--as", kind])
 
@@ -59,14 +59,14 @@ def write(tmp_path: Path, **texts: str) -> list[str]:
 def test_pods_that_got_what_was_planned(tmp_path: Path, capsys) -> None:
     good = listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4"))
     (tmp_path / f"{POD}-7d4b-x2x9k.txt").write_text(good)
-    assert granted(tmp_path, str(tmp_path / f"{POD}-7d4b-x2x9k.txt")) == 0
+    assert run_granted(tmp_path, str(tmp_path / f"{POD}-7d4b-x2x9k.txt")) == 0
     assert "as planned: 1 pod" in capsys.readouterr().out
     # Each container sees its own instance only.
     parts = [listing((1, word)) for word in ("4g.40gb=2", "2g.20gb=3", "1g.10gb=4")]
     words = [f"{POD}={tmp_path / name}" for name in "abc"]
     for name, text in zip("abc", parts, strict=True):
         (tmp_path / name).write_text(text)
-    assert granted(tmp_path, *words, "--json") == 0
+    assert run_granted(tmp_path, *words, "--json") == 0
     assert json.loads(capsys.readouterr().out)["as_planned"] is True
 
 
@@ -119,10 +119,10 @@ WRONG: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize(("text", "differences"), WRONG.values(), ids=WRONG)
 def test_a_wrong_allocation_is_named(tmp_path: Path, capsys, text: str, differences: list[str]) -> None:
     words = write(tmp_path, x=text)
-    assert granted(tmp_path, *words, "--json") == 1
+    assert run_granted(tmp_path, *words, "--json") == 1
     (pod,) = json.loads(capsys.readouterr().out)["pods"]
     assert pod["differences"] == differences
-    assert granted(tmp_path, *words) == 1
+    assert run_granted(tmp_path, *words) == 1
     assert f"{POD}-x: {differences[0]}" in capsys.readouterr().out
 
 
@@ -132,27 +132,27 @@ def test_pods_with_the_same_instance_and_missing_pods_are_named(tmp_path: Path, 
         x=listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4")),
         y=listing((1, "4g.40gb=5 2g.20gb=3 1g.10gb=6")),
     )
-    assert granted(tmp_path, *words, gpus=(DIVIDED, DIVIDED)) == 1
+    assert run_granted(tmp_path, *words, gpus=(DIVIDED, DIVIDED)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"{POD}-x: got the same instance as {POD}-y: MIG-{uuid(3)}" in lines and len(lines) == 6
-    assert granted(tmp_path, words[0], gpus=(DIVIDED, DIVIDED)) == 1
+    assert run_granted(tmp_path, words[0], gpus=(DIVIDED, DIVIDED)) == 1
     assert f"{POD}: 1 pod, planned 2" in capsys.readouterr().out
-    assert granted(tmp_path, *words) == 1
+    assert run_granted(tmp_path, *words) == 1
     assert f"{POD}: 2 pods, planned 1" in capsys.readouterr().out
 
 
 def test_only_planned_parts_of_a_gpu_are_shared_by_pods(tmp_path: Path, capsys) -> None:
     (tmp_path / "gpu").write_text(listing((1, "")))
     words = [f"{name}-gpu-1x={tmp_path / 'gpu'}" for name in "ab"]
-    assert granted(tmp_path, *words, gpus=(SHARED,), kind="kai") == 0
-    alone = [Gpu(model=SHARED.model, mode="naive", instances=(each,)) for each in SHARED.instances]
+    assert run_granted(tmp_path, *words, gpus=(SHARED,), kind="kai") == 0
+    alone = [Gpu(model=SHARED.model, mode="naive", instances=(instance_alone,)) for instance_alone in SHARED.instances]
     capsys.readouterr()
-    assert granted(tmp_path, *words, gpus=tuple(alone), kind="kai") == 1
+    assert run_granted(tmp_path, *words, gpus=tuple(alone), kind="kai") == 1
     assert f"a-gpu-1x: got the same GPU as b-gpu-1x: GPU-{uuid(1)}" in capsys.readouterr().out
     (tmp_path / "mig").write_text(listing((1, "1g.10gb=4")))
     small = Gpu(model=SHARED.model, instances=(instance("1g.10gb", 0, "c", memory_mib=9.0),))
     mixed = [words[0], f"c-1g-10gb-1x={tmp_path / 'mig'}"]
-    assert granted(tmp_path, *mixed, gpus=(alone[0], small), kind="kubernetes") == 1
+    assert run_granted(tmp_path, *mixed, gpus=(alone[0], small), kind="kubernetes") == 1
     assert "a-gpu-1x: got the GPU on which c-1g-10gb-1x has an instance" in capsys.readouterr().out
 
 
@@ -177,7 +177,7 @@ def test_bad_input_is_refused(tmp_path: Path, capsys, words: list[str], problem:
 
 def test_stdin_is_a_listing(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4"))))
-    assert granted(tmp_path, f"{POD}=-") == 0
+    assert run_granted(tmp_path, f"{POD}=-") == 0
 
 
 def test_every_export_with_pods_can_be_compared(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_every_export_with_pods_can_be_compared(tmp_path: Path) -> None:
             for slices, name, _ in PLANNED:
                 (tmp_path / name).write_text(listing((1, f"{name}={slices}")))
                 words.append(f"a-{name.replace('.', '-')}-1x={tmp_path / name}")
-        assert granted(tmp_path, *words, kind=kind) == 0
+        assert run_granted(tmp_path, *words, kind=kind) == 0
 
 
 def test_nvml_is_asked_without_files(tmp_path: Path, capsys) -> None:
@@ -199,5 +199,5 @@ def test_nvml_is_asked_without_files(tmp_path: Path, capsys) -> None:
     machine.driver.create_compute_instance(0, gi_id, 0)
     plan = Gpu(model="a100_40gb", instances=(instance("2g.10gb", 0),))
     with install_driver(machine.file.path):
-        assert granted(tmp_path, "--pod", "a100-40gb-mig-2g-10gb-x", gpus=(plan, plan)) == 1
+        assert run_granted(tmp_path, "--pod", "a100-40gb-mig-2g-10gb-x", gpus=(plan, plan)) == 1
     assert "did not get 2g.10gb" in capsys.readouterr().out

@@ -74,8 +74,8 @@ ROW = Row(
 @pytest.mark.usefixtures("searches_by_rounds")
 @pytest.mark.parametrize("is_simulated", [True, False])
 def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsys, is_simulated: bool) -> None:
-    def said(*argv: object) -> str:
-        assert main([str(each) for each in argv]) == 0
+    def run_and_read(*argv: object) -> str:
+        assert main([str(argument) for argument in argv]) == 0
         return capsys.readouterr().out
 
     profile, services, jobs = (tmp_path / name for name in ("p.csv", "s.yaml", "j.yaml"))
@@ -84,20 +84,20 @@ def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsy
     jobs.write_text("jobs: [{name: infer_tiny, work: 100}]")
     plan, steps, loads = (tmp_path / f"{name}.json" for name in ("plan", "steps", "loads"))
     texts = [
-        said("serve", services, "--profile", profile, "--out", plan),
-        said("train", jobs, "--profile", profile),
-        said("compare", services, "--profile", profile),
-        said("transition", plan, plan, "--out", steps),
-        said("export", plan, "--as", "mig-parted"),
-        said("export", plan, "--as", "kubernetes", "--image", "a"),
+        run_and_read("serve", services, "--profile", profile, "--out", plan),
+        run_and_read("train", jobs, "--profile", profile),
+        run_and_read("compare", services, "--profile", profile),
+        run_and_read("transition", plan, plan, "--out", steps),
+        run_and_read("export", plan, "--as", "mig-parted"),
+        run_and_read("export", plan, "--as", "kubernetes", "--image", "a"),
     ]
-    said("export", plan, "--as", "experiment", "--out", tmp_path / "conf")
+    run_and_read("export", plan, "--as", "experiment", "--out", tmp_path / "conf")
     texts.append((tmp_path / "conf/experiment/plan.yaml").read_text())
     assert [SIMULATED in text for text in texts] == [is_simulated] * len(texts)
-    loads.write_text(said("compare", services, "--profile", profile, "--json"))
-    assert json.loads(said("train", jobs, "--profile", profile, "--json"))["is_simulated"] is is_simulated
-    said("draw", plan, steps, loads, "--out", tmp_path)
-    pictures = [(tmp_path / f"{each.stem}.svg").read_text() for each in (plan, steps, loads)]
+    loads.write_text(run_and_read("compare", services, "--profile", profile, "--json"))
+    assert json.loads(run_and_read("train", jobs, "--profile", profile, "--json"))["is_simulated"] is is_simulated
+    run_and_read("draw", plan, steps, loads, "--out", tmp_path)
+    pictures = [(tmp_path / f"{path.stem}.svg").read_text() for path in (plan, steps, loads)]
     assert [STAMP in picture for picture in pictures] == [is_simulated] * 3
 
 

@@ -51,11 +51,11 @@ def table(*rows):
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "profile.csv"
     profile_table.write(path, Profile(rows=(WHOLE, BARE)))
-    found = profile_table.read(path)
-    assert found.rows[0] == WHOLE
-    assert found.rows[1].throughput_per_s == pytest.approx(1 / 3, rel=1e-11)
-    assert found.rows[1].latency_p99_ms is None and found.rows[1].runs == ()
-    assert found.gpu_models == ("h100_80gb", "a100_80gb")
+    profile = profile_table.read(path)
+    assert profile.rows[0] == WHOLE
+    assert profile.rows[1].throughput_per_s == pytest.approx(1 / 3, rel=1e-11)
+    assert profile.rows[1].latency_p99_ms is None and profile.rows[1].runs == ()
+    assert profile.gpu_models == ("h100_80gb", "a100_80gb")
 
 
 def test_the_digest_is_of_the_content_alone(tmp_path):
@@ -132,12 +132,12 @@ def test_parvagpu_gives_the_throughput_of_a_process(tmp_path, capsys):
     out = tmp_path / "profile.csv"
     assert planner.main(["profile", "--from-parvagpu", str(PARVAGPU), "--out", str(out)]) == 0
     assert "1747 rows, 11 workloads, measured on a100_80gb" in capsys.readouterr().out
-    row, *others = [
+    row, *further_rows = [
         row
         for row in profile_table.read(out).rows
         if (row.workload, row.instance_profile, row.batch, row.processes) == ("bert", "1g.10gb", 2, 3)
     ]
-    assert not others
+    assert not further_rows
     assert row.throughput_per_s == pytest.approx(3 * 44.542) and row.latency_mean_ms == pytest.approx(45)
     assert row.sharing_mode == "mig_mps" and row.latency_p99_ms is None and row.memory_mib is None
 

@@ -34,18 +34,20 @@ def row(mode: str, processes: int, rate: float, workload: str = "a", **changes: 
     return Row(**values | {"processes": processes, "throughput_per_s": processes * rate} | changes)
 
 
-def speeds_of(*rows: Row) -> Speeds:
+def make_speeds(*rows: Row) -> Speeds:
     return Speeds(model=H100, rows=rows)
 
 
-def problem_of(jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None) -> TrainingProblem:
+def make_problem(
+    jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None
+) -> TrainingProblem:
     programs = tuple((job.workload or job.name, 32) for job in jobs)
     return TrainingProblem(
         jobs=tuple(jobs),
         programs=programs,
         num_gpus=num_gpus,
         model=H100,
-        speeds=speeds_of(*rows),
+        speeds=make_speeds(*rows),
         memory_mib=memory_mib,
     )
 
@@ -57,7 +59,7 @@ def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
     assert fit_speed([(x, 1 / (0.002 + 0.001 / x)) for x in (1.0, 0.5, 0.2)]) == pytest.approx((0.002, 0.001))
     assert fit_speed([(1.0, 100.0), (0.5, 100.0)]) == pytest.approx((0.01, 0.0))  # no profit from more
     rows = [row("serial", 1, 1 / 0.003), *(row("mps", k, 1 / (0.002 + 0.001 * k)) for k in (2, 3, 7))]
-    speeds = speeds_of(*rows)
+    speeds = make_speeds(*rows)
     five = speeds.find(A, Place(mode="mps", processes=5))
     assert five is not None and five.is_predicted
     assert five.rate_per_s == pytest.approx(1 / 0.007) and five.error_ratio == pytest.approx(0, abs=1e-9)
@@ -68,8 +70,8 @@ def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
 
 def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
     # A straight line through (1, 100) and (1/2, 50) gives 33.3 for a third; 40 was measured.
-    speeds = speeds_of(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
-    errors = {each.row.processes: each.error_ratio for each in speeds.held_out}
+    speeds = make_speeds(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
+    errors = {prediction.row.processes: prediction.error_ratio for prediction in speeds.held_out}
     assert errors[3] == pytest.approx(1 - (100 / 3) / 40)
     four = speeds.find(A, Place(mode="mps", processes=4))
     assert four is not None and four.error_ratio == pytest.approx(sum(errors.values()) / 2)
@@ -79,7 +81,7 @@ def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
 
 def test_mig_is_predicted_from_shares_and_multiprocessors_but_no_way_of_sharing_from_another() -> None:
     share = {"share_percent": 50.0}
-    speeds = speeds_of(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
+    speeds = make_speeds(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
     three = speeds.find(A, Place(mode="mig", instance_profile="3g.40gb"))
     assert three is not None and three.is_predicted and three.error_ratio is None
     a, b = fit_speed([(1.0, 100.0), (0.5, 60.0)]) or (0, 0)
@@ -95,12 +97,12 @@ def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
     rows = [row("serial", 1, 100.0, memory_mib=30.0, energy_per_item_j=2.0)]
     rows += [row("mps", 2, 60.0, memory_mib=60.0, energy_per_item_j=1.5)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=1600)]
-    (group,) = training_jobs.groups_of(problem_of(jobs, rows, memory_mib=60), (1, 1), ["mps"])
+    (group,) = training_jobs.groups_of(make_problem(jobs, rows, memory_mib=60), (1, 1), ["mps"])
     assert [run.end_s for run in group.runs] == [10.0, 20.0]  # 10 s at 60, then 1,000 items at 100
     assert group.duration_s == 20 and group.ends_s == 30
     assert group.energy_j == pytest.approx(1200 * 1.5 + 1000 * 2.0)
     assert [run.is_predicted for run in group.runs] == [False, False]  # of one program
-    assert not [*training_jobs.groups_of(problem_of(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
+    assert not [*training_jobs.groups_of(make_problem(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
 
 
 def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None:
@@ -111,31 +113,40 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
     ]
     rows += [row("mig", 1, 25.0, instance_profile="1g.10gb", memory_mib=9000)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=900)]
-    found = {group.instances: group for group in training_jobs.groups_of(problem_of(jobs, rows), (1, 1), ["mig"])}
-    both = found["4g.40gb", "3g.40gb"]
-    assert {problem_of(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
+    groups_by_instances = {
+        group.instances: group for group in training_jobs.groups_of(make_problem(jobs, rows), (1, 1), ["mig"])
+    }
+    both = groups_by_instances["4g.40gb", "3g.40gb"]
+    assert {make_problem(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
         "long": "4g.40gb",
         "short": "3g.40gb",
     }
     assert not any(run.is_predicted for run in both.runs)
-    assert all(any(run.is_predicted for run in group.runs) for names, group in found.items() if "2g.20gb" in names)
-    several = [*training_jobs.groups_of(problem_of([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
+    assert all(
+        any(run.is_predicted for run in group.runs)
+        for names, group in groups_by_instances.items()
+        if "2g.20gb" in names
+    )
+    several = [*training_jobs.groups_of(make_problem([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
     assert several and all(group.mode == "mig_mps" and len(group.runs) == 9 for group in several)
 
 
-def best_by_trying(problem: TrainingProblem, modes: list[str], objective: Any) -> float:
+def find_best_value(problem: TrainingProblem, modes: list[str], objective: Any) -> float:
     """The best value of all schedules: every way to make groups, every GPU for each, in the best order."""
-    groups = {each: undominated(problem, each, modes) for each in training_jobs.compositions(problem)}
+    groups = {
+        composition: list_undominated(problem, composition, modes)
+        for composition in training_jobs.compositions(problem)
+    }
     jobs = [kind for kind, job in enumerate(problem.jobs) for _ in range(job.count)]
     best = float("inf")
     for labels in itertools.product(range(len(jobs)), repeat=len(jobs)):
         if any(label > max(labels[:place], default=-1) + 1 for place, label in enumerate(labels)):
             continue  # the same groups by other names
-        made = []
+        choices = []
         for label in range(max(labels) + 1):
-            mine = [kind for kind, other in zip(jobs, labels, strict=True) if other == label]
-            made.append(groups[tuple(mine.count(kind) for kind in range(len(problem.jobs)))])
-        for taken in itertools.product(*made):
+            members = [kind for kind, other in zip(jobs, labels, strict=True) if other == label]
+            choices.append(groups[tuple(members.count(kind) for kind in range(len(problem.jobs)))])
+        for taken in itertools.product(*choices):
             for places in itertools.product(range(problem.num_gpus), repeat=len(taken)):
                 gpus = [
                     [g for g, place in zip(taken, places, strict=True) if place == number]
@@ -147,17 +158,17 @@ def best_by_trying(problem: TrainingProblem, modes: list[str], objective: Any) -
     return best
 
 
-def undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: list[str]) -> list[JobGroup]:
+def list_undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: list[str]) -> list[JobGroup]:
     """The groups of a composition than which none is better in everything that an objective counts."""
 
     def counts(group: JobGroup) -> tuple[float, ...]:
         return group.ends_s, group.duration_s, float("inf") if group.energy_j is None else group.energy_j
 
-    every = {counts(group): group for group in training_jobs.groups_of(problem, composition, modes)}
+    group_by_counts = {counts(group): group for group in training_jobs.groups_of(problem, composition, modes)}
     return [
         group
-        for mine, group in every.items()
-        if not any(other != mine and all(map(operator.le, other, mine)) for other in every)
+        for figures, group in group_by_counts.items()
+        if not any(other != figures and all(map(operator.le, other, figures)) for other in group_by_counts)
     ]
 
 
@@ -171,17 +182,17 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         rows.append(row("serial", 1, alone, name, energy_per_item_j=rng.uniform(1, 2)))
         rows += [row("mps", k, alone * gain / k, name, energy_per_item_j=rng.uniform(0.5, 2)) for k in (2, 3)]
     jobs = [Job(name="a", work=rng.uniform(500, 2000), count=3), Job(name="b", work=rng.uniform(500, 2000), count=2)]
-    problem = problem_of(jobs, rows, num_gpus=2)
+    problem = make_problem(jobs, rows, num_gpus=2)
     for objective in ("makespan", "completion", "energy"):
         groups = training_jobs.find_cheapest(problem, objective, ["serial", "mps"])
-        found = schedule.solve(problem, groups, objective, seed=0, time_limit_s=60.0)
-        assert found is not None
-        counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
+        solution = schedule.solve(problem, groups, objective, seed=0, time_limit_s=60.0)
+        assert solution is not None
+        counts = [sum(g.composition[kind] for gpu in solution.gpus for g in gpu) for kind in range(2)]
         assert counts == [3, 2]
-        value = found.cost(objective)
-        assert value == pytest.approx(best_by_trying(problem, ["serial", "mps"], objective), rel=1e-5)
+        value = solution.cost(objective)
+        assert value == pytest.approx(find_best_value(problem, ["serial", "mps"], objective), rel=1e-5)
         if objective != "completion":
-            assert found.bound == pytest.approx(value, rel=1e-5)
+            assert solution.bound == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", [18, 36, 39, 56])
@@ -194,17 +205,17 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
         rows += [row("mps", k, alone * rng.uniform(0.8, 1.9) / k, name) for k in (2, 3)]
         rows += [row("mig", 1, alone * rng.uniform(0.4, 0.9), name, instance_profile=p) for p in ("3g.40gb", "4g.40gb")]
     jobs = [Job(name=name, work=rng.uniform(200, 3000), count=2) for name in "ab"]
-    problem, modes = problem_of(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
-    found = schedule.solve(
+    problem, modes = make_problem(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
+    solution = schedule.solve(
         problem, training_jobs.find_cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
     )
-    assert found is not None
-    assert found.mean_completion_s == pytest.approx(best_by_trying(problem, modes, "completion"), rel=1e-9)
+    assert solution is not None
+    assert solution.mean_completion_s == pytest.approx(find_best_value(problem, modes, "completion"), rel=1e-9)
 
 
 def test_only_measured_speeds_where_that_is_asked_for() -> None:
     rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
-    problem = problem_of([Job(name="a", work=100, count=4)], rows)
+    problem = make_problem([Job(name="a", work=100, count=4)], rows)
     assert any(group.runs[0].is_predicted for (group,) in training_jobs.find_cheapest(problem, "makespan").values())
     measured = training_jobs.find_cheapest(problem, "makespan", is_measured_only=True)
     assert set(measured) == {(1,), (2,), (3,)}
@@ -232,10 +243,10 @@ def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: 
     )
     assert plan["profile_digest"] == profile_table.read(tmp_path / "p.csv").digest
     (group,) = plan["gpus"][0]["groups"]
-    assert group["mode"] == "mps" and [each["is_predicted"] for each in group["jobs"]] == [False, False]
+    assert group["mode"] == "mps" and [planned_job["is_predicted"] for planned_job in group["jobs"]] == [False, False]
     assert run(tmp_path, jobs.replace("2", "5"), ROWS, "--modes", "mps", "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert any(each["is_predicted"] for gpu in data["gpus"] for g in gpu["groups"] for each in g["jobs"])
+    assert any(planned_job["is_predicted"] for gpu in data["gpus"] for g in gpu["groups"] for planned_job in g["jobs"])
     assert data["prediction_error_ratio"]["mps"]["num_cells"] == 2
 
 
@@ -250,7 +261,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
 
 
 @pytest.mark.parametrize(
-    ("jobs", "options", "status", "said"),
+    ("jobs", "options", "status", "message"),
     [
         ("jobs: []", [], 2, "jobs.yaml: jobs is empty"),
         ("jobs: [{name: a, work: 0}]", [], 2, "jobs[0] a, work: must be above 0"),
@@ -269,10 +280,10 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [{name: a, work: 5}]", ["--objective", "energy"], 1, "no plan: a: the profile has no energy of a"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys, jobs, options, status, said) -> None:
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys, jobs, options, status, message) -> None:
     assert run(tmp_path, jobs, ROWS, *options, "--out", str(tmp_path / "plan.json")) == status
     printed = capsys.readouterr()
-    assert said in (printed.err if status == 2 else printed.out)
+    assert message in (printed.err if status == 2 else printed.out)
     assert (printed.err if status == 2 else printed.out).count("\n") == 1
     assert not (tmp_path / "plan.json").exists()
 
@@ -297,16 +308,25 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
     ran = []
     for group in groups:
-        made = tuple(job(n, params(size, batch_size=32), 20.0 + n, size=size) for n, size in enumerate(group.sizes))
-        ran.append(report_row(group.scenario, made))
-    found = check(plan, study(*ran), None, "plan.json", by_group=True)
-    assert found.holds
-    throughput = {each.service: each for each in found.compared if each.quantity == "throughput_per_s"}
+        jobs_of_group = tuple(
+            job(n, params(size, batch_size=32), 20.0 + n, size=size) for n, size in enumerate(group.sizes)
+        )
+        ran.append(report_row(group.scenario, jobs_of_group))
+    plan_check = check(plan, study(*ran), None, "plan.json", by_group=True)
+    assert plan_check.holds
+    throughput = {
+        comparison.service: comparison
+        for comparison in plan_check.compared
+        if comparison.quantity == "throughput_per_s"
+    }
     assert len(throughput) == sum(len(gpu.instances) for gpu in plan.deployment.gpus)
     for number, gpu in enumerate(plan.deployment.gpus):
         for instance in gpu.instances:
-            mine = throughput[f"{instance.service} (group {number + 1})"]
-            assert mine.predicted == instance.throughput_per_s and mine.measured is not None
+            comparison_of_service = throughput[f"{instance.service} (group {number + 1})"]
+            assert (
+                comparison_of_service.predicted == instance.throughput_per_s
+                and comparison_of_service.measured is not None
+            )
 
 
 def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path: Path) -> None:
@@ -316,7 +336,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     assert run(tmp_path, jobs, rows, "--modes", "mig", "--measured-only", "--out", str(tmp_path / "plan.json")) == 0
     plan, _ = schedule.read_plan(tmp_path / "plan.json")
     (gpu,) = plan.deployment.gpus
-    assert gpu.mode == "mig" and {each.service for each in gpu.instances} == {"a", "b"}
+    assert gpu.mode == "mig" and {instance.service for instance in gpu.instances} == {"a", "b"}
     content = json.loads((tmp_path / "plan.json").read_text())
     group = content["gpus"][0]["groups"][0]
     group["jobs"][1]["instance"] = group["jobs"][0]["instance"]

@@ -76,7 +76,7 @@ def test_a_bundle_has_all_records_and_artifacts_and_is_imported_as_it_was_sent(
 
 def list_contents(store: Store) -> dict[str, object]:
     """Return what MLflow has of each run, apart from the names of the machine."""
-    (experiment,) = (found for found in store.client.search_experiments() if found.name == "study")
+    (experiment,) = (experiment for experiment in store.client.search_experiments() if experiment.name == "study")
     return {
         f"{run.data.tags['mlflow.collocation.spool_id']} {run.info.run_name}": (
             (run.info.status, run.info.start_time, run.info.end_time, sorted(run.data.tags), sorted(run.data.params)),
@@ -102,26 +102,30 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not(
-    exported: Path, tmp_path: Path
+    exported_bundle: Path, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR), "TMPDIR": str(scratch)}
 
     def start() -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", OPENING, str(exported)]
+        argv = [sys.executable, "-c", OPENING, str(exported_bundle)]
         return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
 
     with start() as living, start() as killed:
         try:
-            kept, lost = (Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed))
-            assert sorted(scratch.iterdir()) == sorted((kept, lost))
+            folder_of_living, folder_of_killed = (
+                Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed)
+            )
+            assert sorted(scratch.iterdir()) == sorted((folder_of_living, folder_of_killed))
             killed.kill()
             killed.wait()
             with start() as later:
                 new = Path((later.stdout or sys.stdin).readline().strip())
                 later.kill()
-            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "groups").is_dir()
+            assert (
+                sorted(scratch.iterdir()) == sorted((folder_of_living, new)) and (folder_of_living / "groups").is_dir()
+            )
         finally:
             living.kill()
             killed.kill()
@@ -191,7 +195,7 @@ def test_what_cannot_be_exported_is_one_line(store: Store, tmp_path: Path, capsy
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with one run and one artifact, written without a store."""
     folder = tmp_path_factory.mktemp("exported")
     contents = {**list_files([FIRST]), GROUP_FILE: b"{}"}
@@ -273,18 +277,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("what", list(CHANGES))
-def test_a_bundle_that_is_not_as_it_was_written_is_refused(exported: Path, tmp_path: Path, what: str) -> None:
+def test_a_bundle_that_is_not_as_it_was_written_is_refused(exported_bundle: Path, tmp_path: Path, what: str) -> None:
     change, words = CHANGES[what]
-    changed = rewrite(exported, change, tmp_path / "changed.tar.xz")
+    changed = rewrite(exported_bundle, change, tmp_path / "changed.tar.xz")
     with pytest.raises(ConfigError) as error:
         bundle.unpack(changed, tmp_path / "target")
     assert words in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "target").exists()
 
 
-def change_entry(exported: Path, changed: Path, **values: Any) -> Path:
+def change_entry(exported_bundle: Path, changed: Path, **values: Any) -> Path:
     """Write a bundle again with another kind of entry for its artifact."""
-    with tarfile.open(exported) as archive:
+    with tarfile.open(exported_bundle) as archive:
         members = [(entry, archive.extractfile(entry).read()) for entry in archive.getmembers()]  # type: ignore[union-attr]
     with tarfile.open(changed, "w:xz") as archive:
         for entry, content in members:
@@ -308,32 +312,32 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", list(ENTRIES))
-def test_an_entry_that_is_no_plain_file_is_refused(exported: Path, tmp_path: Path, what: str) -> None:
+def test_an_entry_that_is_no_plain_file_is_refused(exported_bundle: Path, tmp_path: Path, what: str) -> None:
     values, words = ENTRIES[what]
     with pytest.raises(ConfigError, match=words):
-        bundle.unpack(change_entry(exported, tmp_path / "changed.tar.xz", **values), tmp_path / "target")
+        bundle.unpack(change_entry(exported_bundle, tmp_path / "changed.tar.xz", **values), tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 
-def test_a_bundle_that_needs_much_memory_to_decompress_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_needs_much_memory_to_decompress_is_refused(exported_bundle: Path, tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 28}]
-    packed = lzma.compress(lzma.decompress(exported.read_bytes()), filters=filters)
+    packed = lzma.compress(lzma.decompress(exported_bundle.read_bytes()), filters=filters)
     (tmp_path / "large.tar.xz").write_bytes(packed)
     with pytest.raises(ConfigError, match="Memory usage limit"):
         bundle.unpack(tmp_path / "large.tar.xz", tmp_path / "target")
 
 
 def test_a_bundle_that_does_not_fit_on_the_disk_is_refused(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(ConfigError, match="set TMPDIR to another folder"):
-        bundle.unpack(exported, tmp_path / "target")
+        bundle.unpack(exported_bundle, tmp_path / "target")
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9])
-def test_a_bundle_that_was_cut_is_refused(exported: Path, tmp_path: Path, share: float) -> None:
-    content = exported.read_bytes()
+def test_a_bundle_that_was_cut_is_refused(exported_bundle: Path, tmp_path: Path, share: float) -> None:
+    content = exported_bundle.read_bytes()
     (tmp_path / "cut.tar.xz").write_bytes(content[: int(share * len(content))])
     with pytest.raises(ConfigError, match=r"not a complete bundle|not a bundle"):
         bundle.unpack(tmp_path / "cut.tar.xz", tmp_path / "target")

@@ -155,5 +155,5 @@ def test_the_check_names_what_differs(tmp_path: Path, capsys, monkeypatch) -> No
     changed[1]["metrics"]["rate"] = [[3.6, 5, 0]]
     monkeypatch.setattr(convert_bundle, "read_old", lambda *_: ("e", list(map(convert_bundle._rename, changed)), {}))
     assert convert_bundle.main([str(tmp_path / "old"), str(tmp_path / "new"), "--check"]) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith(f"metrics of {JOB_ID}: ") and said.out.endswith("2 runs compared, 1 differences\n")
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"metrics of {JOB_ID}: ") and printed.out.endswith("2 runs compared, 1 differences\n")

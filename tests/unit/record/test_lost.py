@@ -34,23 +34,23 @@ def store(root):
     return open_store(root)
 
 
-def endings(store):
+def read_endings(store):
     """Status and result of every run, by name."""
-    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
     runs = store.client.search_runs([experiment.experiment_id])
     return {run.info.run_name: (run.info.status, run.data.tags.get(Tag.RESULT)) for run in runs}
 
 
-def described(store):
+def read_descriptions(store):
     """What each run says of its end, by name."""
-    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
     runs = store.client.search_runs([experiment.experiment_id])
     return {run.info.run_name: run.data.tags.get(Tag.DESCRIPTION) for run in runs}
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     assert shard_states.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
-    assert endings(store) == {
+    assert read_endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", "ok")),
@@ -64,15 +64,15 @@ def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     [({}, ["second"]), ({"9_1": "RUNNING"}, ["second"]), ({"9_2": "RUNNING"}, []), (None, [])],
 )
 def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(store, monkeypatch, queue, closed):
-    def states_on(cluster, arrays):
+    def read_states(cluster, arrays):
         assert (cluster, arrays) == ("c1", {"9"})
         if queue is None:
             raise CommandError(["squeue"], 1, "Socket timed out")
         return queue
 
-    monkeypatch.setattr(shard_states.squeue, "read_cluster_states", states_on)
+    monkeypatch.setattr(shard_states.squeue, "read_cluster_states", read_states)
     assert shard_states.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
-    killed = {name for name, (status, _) in endings(store).items() if status == "KILLED"}
+    killed = {name for name, (status, _) in read_endings(store).items() if status == "KILLED"}
     assert killed == {run for name in closed for run in (f"job of {name}", name)}
 
 
@@ -82,10 +82,10 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
     begun = upload.begin(lambda _: store, folder)
     name = ended.name
     assert name in shard_states.close_silent(store, "e", 3600)
-    assert "host was lost" in described(store)[name]
+    assert "host was lost" in read_descriptions(store)[name]
     group_folder.write(folder, ended)
     upload.send(lambda _: store, folder, series_points=10, begun=begun)
-    assert (endings(store)[name][0], described(store)[name]) == ("FINISHED", "ok")
+    assert (read_endings(store)[name][0], read_descriptions(store)[name]) == ("FINISHED", "ok")
 
 
 def test_what_is_silent_is_closed_when_asked(store):
@@ -121,4 +121,4 @@ def test_a_tag_that_another_attempt_sets_at_the_same_moment_is_set_again(store, 
             shard_states.close_shard(store, "e", "p", 1, [])
     else:
         assert shard_states.close_shard(store, "e", "p", 1, []) == ["first"]
-        assert endings(store)["first"] == ("KILLED", "interrupted")
+        assert read_endings(store)["first"] == ("KILLED", "interrupted")

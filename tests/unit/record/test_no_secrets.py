@@ -31,7 +31,7 @@ IN_CODE, PROGRAM = secret_forms.program()
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
+def recorded_texts(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     """Everything that a failed group with all of the secrets leaves behind, by the path of the file."""
     folder = tmp_path_factory.mktemp("recorded")
     words = secret_forms.all_words()
@@ -79,12 +79,14 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("secret", [*FORMS, *VARIABLES, *IN_CODE, "s3cr3t-uri", "s3cr3t-param"])
-def test_no_file_holds_a_secret(recorded, secret):
-    assert [name for name, text in recorded.items() if secret in text or secret in text.replace("\\\\", "\\")] == []
+def test_no_file_holds_a_secret(recorded_texts, secret):
+    assert [
+        name for name, text in recorded_texts.items() if secret in text or secret in text.replace("\\\\", "\\")
+    ] == []
 
 
-def test_what_is_no_secret_is_there(recorded):
-    texts = {Path(name).name: text for name, text in recorded.items()}
+def test_what_is_no_secret_is_there(recorded_texts):
+    texts = {Path(name).name: text for name, text in recorded_texts.items()}
     assert "print('changed')" in texts["script-train.py"]
     assert texts["script-train.py"].count("\n") == PROGRAM.count("\n")
     compile(texts["script-train.py"], "train.py", "exec")
@@ -95,9 +97,11 @@ def test_what_is_no_secret_is_there(recorded):
     assert json.loads(texts["group.json"])["key"] != "<hidden>"
 
 
-def test_a_changed_program_without_its_secrets_is_still_a_diff(recorded, tmp_path):
-    diff = next(text for name, text in recorded.items() if name.endswith("uncommitted.diff"))
-    (tmp_path / "train.py").write_text(next(t for name, t in recorded.items() if name.endswith("script-train.py")))
+def test_a_changed_program_without_its_secrets_is_still_a_diff(recorded_texts, tmp_path):
+    diff = next(text for name, text in recorded_texts.items() if name.endswith("uncommitted.diff"))
+    (tmp_path / "train.py").write_text(
+        next(t for name, t in recorded_texts.items() if name.endswith("script-train.py"))
+    )
     applied = subprocess.run(
         ["git", "apply", "--check", "--reverse"], cwd=tmp_path, input=diff, text=True, capture_output=True
     )

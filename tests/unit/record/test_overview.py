@@ -28,26 +28,32 @@ pytestmark = pytest.mark.store
 
 def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    given = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
-    given |= (
+    facts_of_run = {
+        "plan_shard": shard,
+        "digest": digest,
+        "plan": "p2",
+        "plan_shards": "2x2,1x1",
+        "gpu_uuid": f"GPU-{shard}",
+    }
+    facts_of_run |= (
         {"boot_id": "b", "host": "h1", "command_line": "run.py"}
         | facts
         | ({} if result is None else {"result": result})
     )
     later = facts.pop("later_plans", ())
-    given = {name: value for name, value in given.items() if name != "later_plans"}
+    facts_of_run = {name: value for name, value in facts_of_run.items() if name != "later_plans"}
     return GroupRun(
         name=digest,
         later_plans=later,
         status="RUNNING" if result is None else "FINISHED",
         start_ms=900_000,
         end_ms=None if result is None else 910_000,
-        facts={name: str(value) for name, value in given.items()},
+        facts={name: str(value) for name, value in facts_of_run.items()},
     )
 
 
 @pytest.fixture
-def seen(monkeypatch, tmp_path):
+def look_at_runs(monkeypatch, tmp_path):
     """The overview of these runs."""
 
     def look(
@@ -61,15 +67,18 @@ def seen(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def seen_of_server(monkeypatch, seen):
+def look_at_server(monkeypatch, look_at_runs):
     """The overview of these runs, and of what Slurm was given."""
 
     def look(
-        given: Submission, *runs: GroupRun, queue: overview.Queue, ends: Callable[..., Mapping[str, str]] = lambda _: {}
+        submission: Submission,
+        *runs: GroupRun,
+        queue: overview.Queue,
+        ends: Callable[..., Mapping[str, str]] = lambda _: {},
     ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
-        monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: given)
-        return seen(*runs, queue=queue, ends=ends)
+        monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: submission)
+        return look_at_runs(*runs, queue=queue, ends=ends)
 
     return look
 
@@ -80,24 +89,24 @@ def test_sizes_of_shards_are_kept_in_few_words(sizes) -> None:
     assert overview.format_sizes([12, 12, 6]) == "12x2,6x1"
 
 
-def test_shards_are_done_running_incomplete_or_not_begun(seen) -> None:
+def test_shards_are_done_running_incomplete_or_not_begun(look_at_runs) -> None:
     again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
-    found = seen(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
-    assert [(shard.state, dict(shard.results), shard.group) for shard in found.shards] == [
+    progress = look_at_runs(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
+    assert [(shard.state, dict(shard.results), shard.group) for shard in progress.shards] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
         ("not begun", {}, ""),
     ]
-    assert found.seconds_left == 3 * 10
-    assert not found.is_done
-    assert "shards: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in found.as_text(
+    assert progress.seconds_left == 3 * 10
+    assert not progress.is_done
+    assert "shards: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in progress.as_text(
         NOW_S
     )
 
 
-def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
+def test_shards_that_were_not_begun_have_one_line_a_gpu_model(look_at_runs) -> None:
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_shards": "2x40,1x2"}
-    lines = seen(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
+    lines = look_at_runs(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
     assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
     assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
         "1 to 42 not begun 0/82",
@@ -108,17 +117,19 @@ def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
     ]
 
 
-def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
+def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(look_at_runs) -> None:
     old = run(3, "z", plan="p1", plan_shards="9x9")
-    found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
-    assert [(shard.state, shard.host) for shard in found.shards] == [
+    progress = look_at_runs(
+        old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted")
+    )
+    assert [(shard.state, shard.host) for shard in progress.shards] == [
         ("done", "h1"),
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
-    other_driver = seen(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
+    other_driver = look_at_runs(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
     assert (other_driver.shards[0].state, dict(other_driver.shards[0].results)) == ("incomplete", {"ok": 1})
-    again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
+    again = look_at_runs(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
     assert dict(again.shards[0].results) == {"ok": 2}
 
 
@@ -133,48 +144,51 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
         ([run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
     ],
 )
-def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later, states, results) -> None:
-    found = seen(run(1, "a"), run(1, "b", "skipped"), *later)
-    assert (found.shards[0].state, dict(found.shards[0].results)) == (states, results)
-    said = "\n1 group skipped: resume=true runs the groups that can run now\n"
-    assert (said in found.as_text(NOW_S)) == ("skipped" in results)
+def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(look_at_runs, later, states, results) -> None:
+    progress = look_at_runs(run(1, "a"), run(1, "b", "skipped"), *later)
+    assert (progress.shards[0].state, dict(progress.shards[0].results)) == (states, results)
+    message = "\n1 group skipped: resume=true runs the groups that can run now\n"
+    assert (message in progress.as_text(NOW_S)) == ("skipped" in results)
 
 
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
-    def measured(digest: str, shard: int = 1, **facts: str) -> GroupRecord:
+    def record_group(digest: str, shard: int = 1, **facts: str) -> GroupRecord:
         facts = {"plan": "p1", "plan_shards": "1x2", "boot_id": "b", "command_line": "run.py", **facts}
         return group_record((), digest=digest, experiment="e", shard=shard, facts=facts, gpu_uuid=f"GPU-{shard}")
 
     of_new_plan = {"plan": "p2", "plan_shards": "2x1,1x1"}
-    last = replace(measured("c", 2, **of_new_plan, command_line="run.py degree=2"), start_ns=START + SECOND)
-    groups = store_groups(root, measured("a"), measured("b"), last)
+    last = replace(record_group("c", 2, **of_new_plan, command_line="run.py degree=2"), start_ns=START + SECOND)
+    groups = store_groups(root, record_group("a"), record_group("b"), last)
     *old, newest = (group.run_id for group in groups)
     store = open_store(root)
     assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
     shard_states.take_over(store, dict.fromkeys(old, 1), {**of_new_plan, "command_line": "run.py degree=2"})
-    found = overview.read_overview(root, "e")
-    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
+    progress = overview.read_overview(root, "e")
+    assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
+        ("done", {"ok": 2}),
+        ("done", {"ok": 1}),
+    ]
     plans = [[facts["plan"] for facts in group.plan_facts] for group in results.find_finished(store, "e")]
     assert sorted(plans) == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
     shard_states.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
     shard_states.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it
-    found = overview.read_overview(root, "e")
-    assert found.is_done and (found.plan, found.command) == ("p3", of_one_group["command_line"])
+    progress = overview.read_overview(root, "e")
+    assert progress.is_done and (progress.plan, progress.command) == ("p3", of_one_group["command_line"])
     assert store.client.get_run(newest).data.tags["mlflow.collocation.taken_over_by"].endswith(content.CUT)
 
 
-def test_of_the_plans_that_have_a_result_the_last_one_counts(seen) -> None:
+def test_of_the_plans_that_have_a_result_the_last_one_counts(look_at_runs) -> None:
     """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
-    shorter, whole = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
+    shorter, longer_plan = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
     stopped = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
-    assert seen(stopped).is_done
-    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, whole])
-    assert [shard.state for shard in seen(resumed).shards] == ["done", "not begun"]
+    assert look_at_runs(stopped).is_done
+    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
+    assert [shard.state for shard in look_at_runs(resumed).shards] == ["done", "not begun"]
 
 
-def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
+def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs) -> None:
     old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
     a100 = h100 | {"plan": "p2", "device": "A100"}
@@ -186,21 +200,21 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
         run(2, "b", **h100),
         run(3, "a", **h100),
     ]
-    found = seen(*begun)
-    assert [(shard.model, shard.number, shard.state) for shard in found.shards] == [
+    progress = look_at_runs(*begun)
+    assert [(shard.model, shard.number, shard.state) for shard in progress.shards] == [
         *(("", number, "not begun") for number in (1, 2, 3)),
         *(("H100", number, "done") for number in (1, 2, 3)),
     ]
-    assert not found.is_done and found.seconds_left is None
-    found = seen(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
-    assert [(shard.model, shard.number, shard.state) for shard in found.shards][:4] == [
+    assert not progress.is_done and progress.seconds_left is None
+    progress = look_at_runs(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
+    assert [(shard.model, shard.number, shard.state) for shard in progress.shards][:4] == [
         ("A100", 1, "running"),
         ("A100", 2, "not begun"),
         ("A100", 3, "not begun"),
         ("H100", 1, "done"),
     ]
-    assert found.seconds_left == 4 * 10
-    text = found.as_text(NOW_S)
+    assert progress.seconds_left == 4 * 10
+    text = progress.as_text(NOW_S)
     assert "shards: 3 done, 1 running, 2 not begun; 6 of 10 groups have a result, about 40 s left" in text
     assert text.startswith("GPU model  shard")
 
@@ -213,11 +227,11 @@ def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> Gr
     return run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
 
-def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
-    asked = []
+def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_runs) -> None:
+    queries = []
 
     def queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
-        asked.append((cluster, set(arrays)))
+        queries.append((cluster, set(arrays)))
         return {"7_1": "RUNNING", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING"}
 
     began = [
@@ -228,9 +242,11 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> No
         *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
         run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
-    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue)
-    assert asked == [("c1", {"7"})]  # neither of an older plan nor of another cluster
-    assert [(shard.state, shard.group or shard.reason) for shard in found.shards] == [
+    progress = look_at_runs(
+        *began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue
+    )
+    assert queries == [("c1", {"7"})]  # neither of an older plan nor of another cluster
+    assert [(shard.state, shard.group or shard.reason) for shard in progress.shards] == [
         ("running", "b"),
         ("lost", "b"),
         ("waiting", "Resources"),
@@ -241,25 +257,27 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> No
         ("running", "a"),
         ("not begun", ""),
     ]
-    assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
-    assert seen(run(1, "a", None), queue=queue).shards[0].state == "running" and len(asked) == 1
+    assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in progress.as_text(NOW_S)
+    assert look_at_runs(run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
 
 
-def test_a_shard_with_skipped_groups_waits_if_its_task_does(seen) -> None:
+def test_a_shard_with_skipped_groups_waits_if_its_task_does(look_at_runs) -> None:
     skipped = [task(1, "a"), task(1, "b", "skipped")]
-    found = seen(*skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"})
-    assert [(shard.state, shard.tasks) for shard in found.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
+    progress = look_at_runs(
+        *skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"}
+    )
+    assert [(shard.state, shard.tasks) for shard in progress.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
 
-def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
+def make_submission(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
     return Submission(command_line=command_line, num_shards=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 
 
-def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
+def test_tasks_of_arrays_that_only_wait_are_seen(look_at_server) -> None:
     def queue(_: str, arrays: Collection[str]) -> Mapping[str, str]:
         return {f"{array}_{number}": "PENDING Priority" for array in arrays for number in (2, 3) if array == "9"}
 
-    none_begun = seen_of_server(given("9"), queue=queue)
+    none_begun = look_at_server(make_submission("9"), queue=queue)
     assert [(shard.state, shard.reason, shard.num_groups) for shard in none_begun.shards] == [
         ("not begun", "", 0),
         ("waiting", "Priority", 0),
@@ -269,131 +287,141 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
     # Submitted again, after the first array has ended.
     began = [task(1, "a"), task(1, "b"), task(2, "a", "failed")]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
-    assert "\nto run the rest: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
-    again = seen_of_server(given("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue)
+    assert "\nto run the rest: " in look_at_server(make_submission("7"), *began, queue=queue).as_text(NOW_S)
+    again = look_at_server(
+        make_submission("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue
+    )
     assert [shard.state for shard in again.shards[:3]] == ["done", "waiting", "waiting"]
     launched = "run.py hydra/launcher=slurm hydra.launcher.partition=other resume=true"
-    again = seen_of_server(given("7", "9", command_line=launched), *began, queue=queue)
+    again = look_at_server(make_submission("7", "9", command_line=launched), *began, queue=queue)
     assert [shard.tasks for shard in again.shards[:3]] == [(), ("9_2",), ("9_3",)]
-    other = seen_of_server(given("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue)
+    other = look_at_server(
+        make_submission("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue
+    )
     assert [shard.state for shard in other.shards[:3]] == ["done", "incomplete", "not begun"]
-    newer = given("9", command_line="run.py degree=2 hydra/launcher=slurm", time_ms=2_000_000)
-    assert [shard.state for shard in seen_of_server(newer, *began, queue=queue).shards] == [
+    newer = make_submission("9", command_line="run.py degree=2 hydra/launcher=slurm", time_ms=2_000_000)
+    assert [shard.state for shard in look_at_server(newer, *began, queue=queue).shards] == [
         "not begun",
         *["waiting"] * 2,
     ]
 
 
-def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(seen_of_server) -> None:
+def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(look_at_server) -> None:
     command = "run.py hydra/launcher=slurm"
     facts = {"plan_any_gpu": "old", "plan_shards": "1x2", "command_line": command}
     began = [task(1, "a", **facts), task(2, "b", **facts)]
-    new = replace(given("7", "9", time_ms=2_000_000), plan_any_gpu="new")
+    new = replace(make_submission("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
-    def found(last: Submission, *tasks: str) -> tuple[str, list[str]]:
-        seen = seen_of_server(last, *began, queue=lambda *_: dict.fromkeys(tasks, "PENDING Priority"))
-        return seen.plan_any_gpu, [shard.state for shard in seen.shards[:2]]
+    def read_states(last: Submission, *tasks: str) -> tuple[str, list[str]]:
+        progress = look_at_server(last, *began, queue=lambda *_: dict.fromkeys(tasks, "PENDING Priority"))
+        return progress.plan_any_gpu, [shard.state for shard in progress.shards[:2]]
 
-    assert found(new, "9_1", "9_2") == ("new", ["waiting", "waiting"])
-    assert found(new) == found(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
+    assert read_states(new, "9_1", "9_2") == ("new", ["waiting", "waiting"])
+    assert read_states(new) == read_states(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
 
 
 def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(root) -> None:
     store = open_store(root)
-    for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
+    for new in (make_submission("7"), make_submission("9", command_line="run.py hydra/launcher=slurm resume=true")):
         slurm_arrays.note(store, "e", new)
-    found = slurm_arrays._read(store, "e")
-    assert found is not None and list(found.arrays) == ["7", "9"]
-    slurm_arrays.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
-    found = slurm_arrays._read(store, "e")
-    assert found is not None and list(found.arrays) == ["12"]
+    submission = slurm_arrays._read(store, "e")
+    assert submission is not None and list(submission.arrays) == ["7", "9"]
+    slurm_arrays.note(store, "e", make_submission("12", command_line="run.py degree=2 hydra/launcher=slurm"))
+    submission = slurm_arrays._read(store, "e")
+    assert submission is not None and list(submission.arrays) == ["12"]
     store.client.set_experiment_tag(store.open_experiment("e"), slurm_arrays.TAG, '{"of": "another version"}')
     assert slurm_arrays._read(store, "e") is slurm_arrays._read(store, "absent") is None
 
 
-def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -> None:
+def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(look_at_runs, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
         monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [task(1, "a"), task(1, "b")])
         return {}
 
-    assert seen(task(1, "a"), task(1, "b", None), queue=queue).shards[0].state == "done"
+    assert look_at_runs(task(1, "a"), task(1, "b", None), queue=queue).shards[0].state == "done"
 
 
-def test_what_slurm_may_hide_is_not_lost(seen, monkeypatch) -> None:
+def test_what_slurm_may_hide_is_not_lost(look_at_runs, monkeypatch) -> None:
     groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
-    assert [shard.state for shard in seen(*groups, queue=lambda *_: {}).shards[:2]] == ["lost", "lost"]
+    assert [shard.state for shard in look_at_runs(*groups, queue=lambda *_: {}).shards[:2]] == ["lost", "lost"]
     monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
     monkeypatch.setattr(shard_states.host_info, "user_name", lambda: STUDY_OF_TASKS["user"])
-    assert [shard.state for shard in seen(*groups, queue=lambda *_: {}).shards[:2]] == ["running", "lost"]
+    assert [shard.state for shard in look_at_runs(*groups, queue=lambda *_: {}).shards[:2]] == ["running", "lost"]
 
 
-def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
+def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None:
     def queue(*_: object) -> Mapping[str, str]:
         raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
-    found = seen(task(1, "a", None), queue=queue)
-    assert found.shards[0].state == "running"
+    progress = look_at_runs(task(1, "a", None), queue=queue)
+    assert progress.shards[0].state == "running"
     assert re.search(
         "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
-        found.as_text(NOW_S),
+        progress.as_text(NOW_S),
         re.MULTILINE,
     )
 
 
-def test_simulated_gpus_are_named(seen) -> None:
-    assert "simulated" not in seen(run(1, "a", device="H100")).as_text(NOW_S)
-    found = seen(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
-    assert "\nsimulated: A100\n" in found.as_text(NOW_S)
+def test_simulated_gpus_are_named(look_at_runs) -> None:
+    assert "simulated" not in look_at_runs(run(1, "a", device="H100")).as_text(NOW_S)
+    progress = look_at_runs(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
+    assert "\nsimulated: A100\n" in progress.as_text(NOW_S)
 
 
-def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
+def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
+    look_at_runs, monkeypatch, tmp_path
+) -> None:
     def record(name: str, result: Result, experiment: str = "e") -> GroupRecord:
         return group_record((), spool_id=name, experiment=experiment, result=result)
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
     waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
-    found = seen(*waiting)
-    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [
+    progress = look_at_runs(*waiting)
+    assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
         ("incomplete", {"interrupted": 1}),
         ("done", {"ok": 1}),
         ("running", {}),
     ]
-    assert found.num_unsent == 2
-    assert not seen(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
+    assert progress.num_unsent == 2
+    assert not look_at_runs(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
-def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
+def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> None:
     command = "run.py -m repeats=1 hydra/launcher=beside"
 
-    def measured(plan: str, beside: int, **facts: str) -> GroupRun:
+    def make_measured_run(plan: str, beside: int, **facts: str) -> GroupRun:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
-        found = run(1, plan, other_gpus=beside, **{**study, **facts})
-        return replace(found, facts={**found.facts, "shard": "1"})
+        group_run = run(1, plan, other_gpus=beside, **{**study, **facts})
+        return replace(group_run, facts={**group_run.facts, "shard": "1"})
 
-    found = seen(measured("p1", 0))
-    assert [(shard.model, shard.state) for shard in found.shards] == [("", "not begun"), ("H100 alone", "done")]
-    assert not found.is_done and "to run the rest: " in found.as_text(NOW_S)
+    progress = look_at_runs(make_measured_run("p1", 0))
+    assert [(shard.model, shard.state) for shard in progress.shards] == [("", "not begun"), ("H100 alone", "done")]
+    assert not progress.is_done and "to run the rest: " in progress.as_text(NOW_S)
     two = {"plan_shards": "1x2"}
-    assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
-    found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
-    assert [(shard.model, shard.state) for shard in found.shards] == [
+    assert (
+        look_at_runs(make_measured_run("p1", 0, **two), make_measured_run("p2", 1, **two)).seconds_left == 20
+    )  # one after the other
+    progress = look_at_runs(
+        make_measured_run("p1", 0), make_measured_run("p2", 1, command_line=f"{command} resume=true")
+    )
+    assert [(shard.model, shard.state) for shard in progress.shards] == [
         ("H100 alone", "done"),
         ("H100 in company", "done"),
     ]
-    assert found.is_done
+    assert progress.is_done
     with pytest.raises(TrackingError, match="contains only groups that load the other GPUs"):
-        seen(run(1, "a", other_gpus=1, command_line=command))
+        look_at_runs(run(1, "a", other_gpus=1, command_line=command))
 
 
-def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
-    found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
-    assert [shard.state for shard in found.shards] == ["done", "not begun", "not begun"]
-    assert found.as_text(NOW_S).startswith("shard")
+def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(look_at_runs) -> None:
+    progress = look_at_runs(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
+    assert [shard.state for shard in progress.shards] == ["done", "not begun", "not begun"]
+    assert progress.as_text(NOW_S).startswith("shard")
 
 
 @pytest.mark.parametrize(
-    ("recorded", "said"),
+    ("recorded", "last_line"),
     [
         (
             "run.py -m a=1,2 hydra/launcher=gpus",
@@ -411,23 +439,25 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),
     ],
 )
-def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
-    text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said.replace("PYTHON", "python")
-    still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
+def test_it_says_how_to_run_what_is_left_once_nothing_runs(look_at_runs, recorded: str, last_line: str) -> None:
+    text = look_at_runs(run(1, "a", command_line=recorded)).as_text(NOW_S)
+    assert text.splitlines()[-1] == last_line.replace("PYTHON", "python")
+    still_runs = look_at_runs(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(
+        NOW_S
+    )
     assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
 
-def test_a_study_of_one_shard_is_called_the_study(seen) -> None:
+def test_a_study_of_one_shard_is_called_the_study(look_at_runs) -> None:
     sizes = {"plan_shards": "2x1"}
     groups = [run(1, "a"), run(1, "b")]
-    found = seen(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
-    head, line, summary, *_ = found.as_text(NOW_S).splitlines()
+    progress = look_at_runs(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
+    head, line, summary, *_ = progress.as_text(NOW_S).splitlines()
     assert head.split()[0] == "state" and line.split()[:2] == ["done", "2/2"]
     assert summary == "study: done; 2 of 2 groups have a result"
 
 
-def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(seen_of_server, tmp_path) -> None:
+def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(look_at_server, tmp_path) -> None:
     held = "error: CPU is in use by another study of bob (pid {})"
     for name, line in {
         "7_2": held.format(1),
@@ -439,11 +469,11 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         (tmp_path / f"{name}.log").write_text(f"{line}\n")
     began = [task(1, "a"), task(1, "b", "failed"), task(5, "a", None)]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
-    noted = replace(given("7", "9"), folder=str(tmp_path))
+    noted = replace(make_submission("7", "9"), folder=str(tmp_path))
     ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}
     ends |= {"9_7": "FAILED NonZeroExitCode"}
-    found = seen_of_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
-    assert [(shard.state, shard.message) for shard in found.shards] == [
+    progress = look_at_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
+    assert [(shard.state, shard.message) for shard in progress.shards] == [
         ("incomplete", "OUT_OF_MEMORY"),
         ("ended", held.format(22)),
         ("ended", held.format(3)),
@@ -453,28 +483,28 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         ("ended", "FAILED NonZeroExitCode; its output is empty"),
         *[("not begun", "")] * 2,
     ]
-    text = found.as_text(NOW_S)
+    text = progress.as_text(NOW_S)
     assert f"\nshards 2, 3: {held.format(22)} (output: {tmp_path}/9_2.log)\n" in text
     assert f"\nshard 4: waits for CPU, which is held by bob (output: {tmp_path}/9_4.log)\n" in text
 
     def silent(_: Collection[str]) -> Mapping[str, str]:
         raise CommandError(["squeue"], 1, "timed out")
 
-    found = seen_of_server(noted, *began, queue=lambda *_: {}, ends=silent)
-    assert [shard.message for shard in found.shards[:2]] == ["", held.format(22)]
+    progress = look_at_server(noted, *began, queue=lambda *_: {}, ends=silent)
+    assert [shard.message for shard in progress.shards[:2]] == ["", held.format(22)]
 
 
-def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
+def test_many_messages_are_counted(look_at_server, tmp_path) -> None:
     for number in range(1, 14):
         (tmp_path / f"9_{number}.log").write_text(f"error: of {'x' * number}\n")
-    noted = replace(given("9"), folder=str(tmp_path), num_shards=13)
-    text = seen_of_server(noted, queue=lambda *_: {}).as_text(NOW_S)
+    noted = replace(make_submission("9"), folder=str(tmp_path), num_shards=13)
+    text = look_at_server(noted, queue=lambda *_: {}).as_text(NOW_S)
     assert text.count("error: of ") == 10 and "\n3 more shards with other messages; see --json\n" in text
 
 
-def test_a_store_that_says_nothing_of_shards_is_an_error(seen) -> None:
+def test_a_store_that_says_nothing_of_shards_is_an_error(look_at_runs) -> None:
     with pytest.raises(TrackingError, match="has no planned group"):
-        seen()
+        look_at_runs()
 
 
 def test_running_groups_are_read_and_deleted_ones_are_not(root) -> None:

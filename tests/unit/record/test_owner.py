@@ -33,7 +33,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def left_open(tmp_path: Path, name: str = "0001-a", **whose: str) -> Path:
+def leave_open(tmp_path: Path, name: str = "0001-a", **whose: str) -> Path:
     """The folder of a group that was left open by an orchestrator of this machine, unless `whose` says otherwise."""
     of = {"host": "here", "boot_id": BOOT, "machine_id": MACHINE} | whose
     running = record((child(0, result=None, end_ns=None),), spool_id=name, **of)
@@ -76,21 +76,21 @@ def test_where_no_boot_is_known_the_name_decides(machine: Path) -> None:
 
 
 def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only_when_asked(tmp_path: Path) -> None:
-    of_container = left_open(tmp_path, "0001-container", host="4f2a", machine_id="")
-    before_boot = left_open(tmp_path, "0002-boot", host="4f2a", boot_id=OTHER_BOOT)
-    theirs = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
-    spool = theirs.parents[1]
+    of_container = leave_open(tmp_path, "0001-container", host="4f2a", machine_id="")
+    before_boot = leave_open(tmp_path, "0002-boot", host="4f2a", boot_id=OTHER_BOOT)
+    foreign_folder = leave_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
+    spool = foreign_folder.parents[1]
     assert len(group_folder.read_ended(spool)) == 2
     survey = group_folder.survey(spool)
-    assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
-    assert [group_record.read(folder).is_closed for folder in (of_container, theirs)] == [True, False]
+    assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {foreign_folder: "there"})
+    assert [group_record.read(folder).is_closed for folder in (of_container, foreign_folder)] == [True, False]
     survey = group_folder.survey(spool, closes_lost=True)
-    assert (theirs in survey.ready, survey.elsewhere) == (True, {})
-    assert group_record.read(theirs).status == "KILLED"
+    assert (foreign_folder in survey.ready, survey.elsewhere) == (True, {})
+    assert group_record.read(foreign_folder).status == "KILLED"
 
 
 def test_a_container_that_lives_keeps_its_group_by_its_lock(tmp_path: Path) -> None:
-    folder = left_open(tmp_path, host="4f2a", machine_id="")
+    folder = leave_open(tmp_path, host="4f2a", machine_id="")
     with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         survey = group_folder.survey(folder.parents[1], closes_lost=True)
@@ -107,7 +107,7 @@ def test_a_container_that_lives_keeps_its_group_by_its_lock(tmp_path: Path) -> N
 )
 def test_a_group_that_is_written_is_left_to_whoever_writes_it(tmp_path, monkeypatch, whose, closes_lost):
     monkeypatch.setattr(owner, "_WATCH_S", 1.0)
-    folder = left_open(tmp_path, boot_id=OTHER_BOOT, **whose)
+    folder = leave_open(tmp_path, boot_id=OTHER_BOOT, **whose)
     (folder / "samples.jsonl").write_text("{}\n")
     is_over = threading.Event()
 
@@ -129,7 +129,7 @@ def test_a_group_that_is_written_is_left_to_whoever_writes_it(tmp_path, monkeypa
 
 
 def test_nobody_waits_for_what_has_been_silent_for_an_hour(tmp_path, monkeypatch):
-    folder = left_open(tmp_path, boot_id=OTHER_BOOT)
+    folder = leave_open(tmp_path, boot_id=OTHER_BOOT)
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: seconds < 1 or pytest.fail("it watched"))
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 4000,) * 2)
@@ -138,7 +138,7 @@ def test_nobody_waits_for_what_has_been_silent_for_an_hour(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, monkeypatch, capsys):
-    folder = left_open(tmp_path, host="there", boot_id=OTHER_BOOT, machine_id="")
+    folder = leave_open(tmp_path, host="there", boot_id=OTHER_BOOT, machine_id="")
     root = folder.parents[2]
     assert tracking.main(["flush", "--root", str(root)]) == 1
     out = capsys.readouterr().out
@@ -150,5 +150,5 @@ def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, mon
 
 
 def test_a_record_names_the_machine_that_wrote_it(tmp_path: Path) -> None:
-    found = group_record.read(make_spool(tmp_path, record(())))
-    assert (found.boot_id, found.machine_id) == (BOOT, MACHINE)
+    stored_record = group_record.read(make_spool(tmp_path, record(())))
+    assert (stored_record.boot_id, stored_record.machine_id) == (BOOT, MACHINE)

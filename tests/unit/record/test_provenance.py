@@ -94,10 +94,10 @@ def origin(folder: Path) -> provenance.Origin:
 
 def test_a_clean_repository_is_told_by_its_commit(repository, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(PROJECT_DIR / ".git"))  # as a hook of git has it
-    found = origin(repository)
+    program_origin = origin(repository)
     monkeypatch.delenv("GIT_DIR")
-    assert found.facts["program_commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
-    assert found.facts["program_changed"] == "false" and found.uncommitted == ()
+    assert program_origin.facts["program_commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
+    assert program_origin.facts["program_changed"] == "false" and program_origin.uncommitted == ()
 
 
 def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path):
@@ -112,10 +112,10 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     (repository / "linked.py").symlink_to(tmp_path / "elsewhere.py")
     (repository / "train.py").write_text("import model, fresh, linked, ends\n")
     index = (repository / ".git/index").read_bytes()
-    found = origin(repository)
+    program_origin = origin(repository)
     assert (repository / ".git/index").read_bytes() == index
-    assert (found.facts["program_commit"], found.facts["program_changed"]) == (commit, "true")
-    text = provenance.join_uncommitted([found, found])
+    assert (program_origin.facts["program_commit"], program_origin.facts["program_changed"]) == (commit, "true")
+    text = provenance.join_uncommitted([program_origin, program_origin])
     assert "s3cret" not in text and "notes" not in text and text.count("+WIDTH = 2") == 1
     run(tmp_path, "git", "clone", "-q", str(repository), "clone")
     (tmp_path / "diff").write_text(text)
@@ -152,9 +152,9 @@ def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
     (tmp_path / "model.py").write_text("WIDTH = 1\n")
     if git.find_root(tmp_path) is not None:
         pytest.skip("temporary folders lie in a repository here")
-    found = origin(tmp_path)
-    assert found.facts == {} and "+WIDTH = 1" in provenance.join_uncommitted([found])
-    assert "import model" not in provenance.join_uncommitted([found]), "the script is an artifact of its own"
+    program_origin = origin(tmp_path)
+    assert program_origin.facts == {} and "+WIDTH = 1" in provenance.join_uncommitted([program_origin])
+    assert "import model" not in provenance.join_uncommitted([program_origin]), "the script is an artifact of its own"
 
 
 def test_what_is_too_long_is_cut_and_says_so(repository, monkeypatch):

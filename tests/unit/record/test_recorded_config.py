@@ -24,7 +24,7 @@ from tests.conftest import GPU, inventory_of
 from tests.support.tracking_cases import record
 
 
-def recorded(text: str) -> Original:
+def make_original(text: str) -> Original:
     return Original(group=record((), run_id="r"), experiment="e", files={layout.CONFIG: text})
 
 
@@ -47,7 +47,7 @@ def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choi
     inventory = inventory_of(configs, GPU)
     groups = planning.build_plan(configs, inventory, is_sweep=True).groups
     text = groups[0].config_text()
-    again, unrecorded = read_config(recorded(text))
+    again, unrecorded = read_config(make_original(text))
     assert unrecorded == []
     groups_again = planning.build_plan(config_reader.read([again]), inventory, is_sweep=True).groups
     assert groups_again == groups
@@ -59,7 +59,7 @@ def test_a_configuration_of_a_bundle_has_the_folders_of_this_machine(compose):
     (config,) = config_reader.read(compose(["workload=script", "workload.script=run.py"]))
     values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     values["workload"]["script"] = "$PROJECT/run.py"
-    again, _ = read_config(recorded(OmegaConf.to_yaml(values)))
+    again, _ = read_config(make_original(OmegaConf.to_yaml(values)))
     assert again.workload.script == str(PROJECT_DIR / "run.py")
 
 
@@ -67,36 +67,36 @@ def test_a_configuration_of_a_bundle_has_the_folders_of_this_machine(compose):
 def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     del values["workload"]["canary"], values["pin_cpus"]
-    again, unrecorded = read_config(recorded(OmegaConf.to_yaml(values)))
+    again, unrecorded = read_config(make_original(OmegaConf.to_yaml(values)))
     assert unrecorded == ["workload.canary", "pin_cpus"]
     assert again.workload.canary is True
     with pytest.raises(ConfigError, match="workload: this version of the project has no schema"):
-        read_config(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
+        read_config(make_original(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
     with pytest.raises(ConfigError, match="no_such_key"):
-        read_config(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
+        read_config(make_original(OmegaConf.to_yaml(values | {"no_such_key": 1})))
     with pytest.raises(
         ConfigError, match="run r cannot be reproduced by this version of the project: its configuration lacks env"
     ):
-        read_config(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
+        read_config(make_original(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
     values["workload"]["step_mode"] = "no_such_mode"
     with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
-        read_config(recorded(OmegaConf.to_yaml(values)))
+        read_config(make_original(OmegaConf.to_yaml(values)))
 
 
 @pytest.mark.slow
 def test_a_setting_of_earlier_versions_counts_only_where_it_asked_for_something(compose):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     values["gpu"]["replay"] = None
-    assert read_config(recorded(OmegaConf.to_yaml(values)))[1] == []
+    assert read_config(make_original(OmegaConf.to_yaml(values)))[1] == []
     values["gpu"]["replay"] = "samples.parquet"
     with pytest.raises(ConfigError, match=r"gpu\.replay=samples\.parquet is a key of an earlier version"):
-        read_config(recorded(OmegaConf.to_yaml(values)))
+        read_config(make_original(OmegaConf.to_yaml(values)))
 
 
 @pytest.mark.parametrize("text", ["degree: [", "[]", "\x00", "a: &a [*a]", "degree: !!python/object:os.system {}"])
 def test_a_damaged_configuration_is_refused_in_words(text):
     with pytest.raises(ConfigError, match=r"its artifact config\.yaml is damaged"):
-        read_config(recorded(text))
+        read_config(make_original(text))
 
 
 @pytest.mark.sampled(1)
@@ -107,48 +107,48 @@ def test_a_damaged_configuration_is_refused_in_words(text):
 def test_keys_are_filled_in_only_for_the_kind_of_environment_that_has_them(compose, target, absent):
     values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     env = {"_target_": target if not absent else f"pipeline.prepare.env.{target}", "file": "f", "cache_root": "c"}
-    again, unrecorded = read_config(recorded(OmegaConf.to_yaml(values | {"env": env})))
+    again, unrecorded = read_config(make_original(OmegaConf.to_yaml(values | {"env": env})))
     assert unrecorded == absent
     assert set(again.env) == {*env, *(key.removeprefix("env.") for key in absent)}
 
 
 def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose):
     (original,) = compose(["listeners=[host,nvml,smi]"])
-    (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
+    (changed_config,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
     with open_dict(original):
         for key in ("listeners.smi", "listeners.nvml.interval_ms"):
-            reproduction._take_over(original, given, key)
+            reproduction._take_over(original, changed_config, key)
     (config,) = config_reader.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
 def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
     (original,) = compose([])
-    (given,) = compose(["exporter=prometheus", "exporter.port=9412"])
+    (changed_config,) = compose(["exporter=prometheus", "exporter.port=9412"])
     with open_dict(original):
         for key in ("exporter", "exporter.port"):
-            reproduction._take_over(original, given, key)
+            reproduction._take_over(original, changed_config, key)
     (config,) = config_reader.read([original])
     assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
 
 
 def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their_locks(compose):
-    (whole,) = compose(["mix=['python a.py']", "co_runners=1", "env=venv"])
+    (composed_config,) = compose(["mix=['python a.py']", "co_runners=1", "env=venv"])
     jobs = [{"index": 0, "entry": 0, "size": None}, {"index": 1, "entry": 1, "size": None}]
     original = dataclasses.replace(
-        recorded(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}
+        make_original(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}
     )
-    with interrupts.UndoStack() as stack, open_dict(whole):
-        reproduction._build_from_locks(whole, original, stack)
-        assert Path(whole.mix[0].env_file).read_text() == "mine"
-        assert Path(whole.workload.env_file).read_text() == "theirs"
+    with interrupts.UndoStack() as stack, open_dict(composed_config):
+        reproduction._build_from_locks(composed_config, original, stack)
+        assert Path(composed_config.mix[0].env_file).read_text() == "mine"
+        assert Path(composed_config.workload.env_file).read_text() == "theirs"
 
 
 def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
-    (whole,) = compose(["env=conda"])
-    original = dataclasses.replace(recorded(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
+    (composed_config,) = compose(["env=conda"])
+    original = dataclasses.replace(make_original(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
     with interrupts.UndoStack() as stack, pytest.raises(ConfigError, match="job 0 was recorded without its secrets"):
-        reproduction._build_from_locks(whole, original, stack)
+        reproduction._build_from_locks(composed_config, original, stack)
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
@@ -157,13 +157,15 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
     to_build = dataclasses.replace(
         built,
         interpreters={
-            env: dataclasses.replace(each, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built")
-            for env, each in built.interpreters.items()
+            env: dataclasses.replace(
+                interpreter, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built"
+            )
+            for env, interpreter in built.interpreters.items()
         },
     )
     (group,) = planning.build_plan(configs, built, is_sweep=False).groups
     stored = record((), device=GPU.name, gpu_uuid=GPU.uuid, digest=group.digest, run_id="r")
-    original = dataclasses.replace(recorded(""), group=stored, files={})
+    original = dataclasses.replace(make_original(""), group=stored, files={})
     (later,) = planning.build_plan(configs, to_build, is_sweep=False).groups
     assert later.digest != group.digest
     assert find(original, group, built, {}) == find(original, later, to_build, {}) == []

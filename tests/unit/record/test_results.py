@@ -21,7 +21,7 @@ pytestmark = pytest.mark.store
 
 
 @pytest.fixture
-def filled(root: Path) -> Path:
+def filled_root(root: Path) -> Path:
     """Two groups that ended, the later one sent first, and one that runs."""
     facts = {"boot_id": "boot", "power_limit_w": "500", "ecc_mode": ""}
     metrics = {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
@@ -44,31 +44,31 @@ def filled(root: Path) -> Path:
     return root
 
 
-def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled: Path) -> None:
-    first, second = results.find_finished(filled, EXPERIMENT)
+def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled_root: Path) -> None:
+    first, second = results.find_finished(filled_root, EXPERIMENT)
     assert (first.digest, first.result) == ("digest1", Result.OK)
     assert dict(first.machine_state.facts) == {"gpu_uuid": "GPU-1", "boot_id": "boot", "power_limit_w": "500"}
     assert first.metrics == {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
     assert (second.digest, second.result, second.machine_state.facts) == ("digest2", Result.OOM, ())
 
 
-def test_a_group_whose_run_was_deleted_is_not_read(filled: Path) -> None:
-    first, _ = results.find_finished(filled, EXPERIMENT)
-    open_store(filled).client.delete_run(first.run_id)
-    assert [group.digest for group in results.find_finished(filled, EXPERIMENT)] == ["digest2"]
-    open_store(filled).client.restore_run(first.run_id)
-    assert len(results.find_finished(filled, EXPERIMENT)) == 2
+def test_a_group_whose_run_was_deleted_is_not_read(filled_root: Path) -> None:
+    first, _ = results.find_finished(filled_root, EXPERIMENT)
+    open_store(filled_root).client.delete_run(first.run_id)
+    assert [group.digest for group in results.find_finished(filled_root, EXPERIMENT)] == ["digest2"]
+    open_store(filled_root).client.restore_run(first.run_id)
+    assert len(results.find_finished(filled_root, EXPERIMENT)) == 2
 
 
-def test_a_store_of_an_earlier_version_is_refused_in_a_line_that_names_the_script(filled: Path) -> None:
-    for file in filled.glob("artifacts/*/*/artifacts/record.json"):
+def test_a_store_of_an_earlier_version_is_refused_in_a_line_that_names_the_script(filled_root: Path) -> None:
+    for file in filled_root.glob("artifacts/*/*/artifacts/record.json"):
         (file.parent / "group.json").write_text("{}")
         file.unlink()
     for read in (results.find_finished, results.load_groups, results.read_groups):
         with pytest.raises(
-            TrackingError, match=rf"^{filled} was .*: python benchmarks/convert_bundle.py {filled} "
+            TrackingError, match=rf"^{filled_root} was .*: python benchmarks/convert_bundle.py {filled_root} "
         ) as e:
-            read(filled, EXPERIMENT)
+            read(filled_root, EXPERIMENT)
         assert "\n" not in str(e.value)
 
 
@@ -78,16 +78,16 @@ def test_nothing_is_finished_where_there_is_no_store_and_looking_makes_none(root
     assert results.find_finished(root, "never heard of") == []
 
 
-def test_groups_are_one_row_each_and_missing_stays_missing(filled: Path) -> None:
-    table = results.load_groups(filled, EXPERIMENT)
+def test_groups_are_one_row_each_and_missing_stays_missing(filled_root: Path) -> None:
+    table = results.load_groups(filled_root, EXPERIMENT)
     assert table["metrics.makespan_s"].tolist()[:2] == [1.0, 2.0]
     assert table["metrics.speedup_vs_serial_ratio"].isna().tolist() == [False, True, True]
     assert table["tags.collocation.result"].tolist()[:2] == ["ok", "oom"]
     assert table["end_time"].isna().tolist() == [False, False, True]
 
 
-def test_jobs_have_their_group_beside_them(filled: Path) -> None:
-    table = results.load(filled, EXPERIMENT)
+def test_jobs_have_their_group_beside_them(filled_root: Path) -> None:
+    table = results.load(filled_root, EXPERIMENT)
     assert table["metrics.throughput_samples_per_s"].tolist() == [0.0, 1.0, 2.0]
     assert table["params.batch_size"].tolist() == ["0", "1", "2"]
     assert table["group.tags.collocation.result"].tolist() == ["ok", "ok", "oom"]
@@ -122,8 +122,8 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
 
 
 def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
-    given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
-    assert results._describe_programs(given) == "train --epochs 3 --lr 0.1 --fast"
+    facts = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
+    assert results._describe_programs(facts) == "train --epochs 3 --lr 0.1 --fast"
     assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"
 
 

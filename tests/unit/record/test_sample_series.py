@@ -34,8 +34,8 @@ def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
 def test_the_table_gives_back_what_was_sampled(samples, tmp_path):
     about = About(device="NVIDIA H100 80GB HBM3", instances={3: "1g.10gb"}, is_simulated=True)
     path = sample_series.write_table(samples, CLOCK, tmp_path, about)
-    told = pq.read_schema(path).metadata[b"collocation"]
-    assert json.loads(told) == {"device": about.device, "instances": {"3": "1g.10gb"}, "is_simulated": True}
+    metadata = pq.read_schema(path).metadata[b"collocation"]
+    assert json.loads(metadata) == {"device": about.device, "instances": {"3": "1g.10gb"}, "is_simulated": True}
     assert path.name == SAMPLE_TABLE
     assert sample_series.read_table(path, {origin.field for origin in samples}) == samples
     assert sample_series.read_table(path, set()) == {}

@@ -30,11 +30,15 @@ pytestmark = pytest.mark.store
 def test_a_series_keeps_a_bounded_number_of_points_the_first_and_the_last_among_them(count):
     points = [(step, 10 * step, step / 2) for step in range(count)]
     series = PointSeries(points, most=100)
-    kept = list(series)
-    assert len(series) == len(kept) <= 102 and series.num_points == count
-    assert set(kept) <= set(points) and kept == sorted(kept)
-    assert kept[:1] == points[:1] and kept[-1:] == points[-1:] and (count <= 100) <= (kept == points)
-    assert len({now - before for (before, *_), (now, *_) in pairwise(kept[:-1])}) <= 1, "evenly"
+    thinned_points = list(series)
+    assert len(series) == len(thinned_points) <= 102 and series.num_points == count
+    assert set(thinned_points) <= set(points) and thinned_points == sorted(thinned_points)
+    assert (
+        thinned_points[:1] == points[:1]
+        and thinned_points[-1:] == points[-1:]
+        and (count <= 100) <= (thinned_points == points)
+    )
+    assert len({now - before for (before, *_), (now, *_) in pairwise(thinned_points[:-1])}) <= 1, "evenly"
     assert not count or series.newest == points[-1]
     for most in (2, 7, 50):
         few = thin_points(points, most)
@@ -142,5 +146,5 @@ def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, ca
             signal.signal(signal.SIGALRM, before)
         sender.give_up("interrupted")
         assert sender.unsent == {folder: "interrupted"}
-    told = [line for line in capsys.readouterr().err.splitlines() if "sending " in line]
-    assert 2 <= len(told) <= 6 and told[0].startswith("sending 0001-mig (0 MB) has taken ")
+    messages = [line for line in capsys.readouterr().err.splitlines() if "sending " in line]
+    assert 2 <= len(messages) <= 6 and messages[0].startswith("sending 0001-mig (0 MB) has taken ")

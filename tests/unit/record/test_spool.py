@@ -60,12 +60,12 @@ def test_names_that_are_not_utf8_are_recorded_with_escapes(tmp_path, a_group):
     name = os.fsdecode(b"/home/caf\xe9")
     with Spool(tmp_path, Recorded(), {"working_folder": name}, {"plan.txt": f"in {name}\n"}).open(a_group) as run:
         assert (run.folder / "artifacts" / "plan.txt").read_text() == "in /home/caf\\udce9\n"
-    kept = RunContent()
-    kept.add_tag("folder", group_record.read(run.folder).facts["working_folder"])
-    kept.add_param("long", name * 6000)
-    (batch,) = kept.make_batches()
+    run_content = RunContent()
+    run_content.add_tag("folder", group_record.read(run.folder).facts["working_folder"])
+    run_content.add_param("long", name * 6000)
+    (batch,) = run_content.make_batches()
     assert dict(batch.tags)["folder"] == "/home/caf\\udce9"
-    assert json.dumps([batch.params, kept.long_values], ensure_ascii=False).encode()
+    assert json.dumps([batch.params, run_content.long_values], ensure_ascii=False).encode()
 
 
 def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):

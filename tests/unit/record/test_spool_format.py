@@ -52,12 +52,12 @@ def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
 
 
 def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Path) -> None:
-    def at(second: int, name: str) -> Path:
+    def make_folder_at(second: int, name: str) -> Path:
         clock = replace(CLOCK, wall_ns=CLOCK.wall_ns + second * SECOND)
         return make_spool(tmp_path, record((child(0),), clock=clock, result=None, end_ns=None), name)
 
-    late, early, living = at(2, "0001-a"), at(1, "0002-b"), at(3, "0003-c")
-    (damaged := at(4, "0004-d") / "record.json").write_text('{"version": 1, "st')
+    late, early, living = make_folder_at(2, "0001-a"), make_folder_at(1, "0002-b"), make_folder_at(3, "0003-c")
+    (damaged := make_folder_at(4, "0004-d") / "record.json").write_text('{"version": 1, "st')
     (tmp_path / "spool" / "study" / ".sent-0000-z").mkdir()
     (tmp_path / "spool" / "study" / ".sent-0000-z" / "record.json").write_text("{}")
     with (living / "lock").open() as lock:
@@ -97,14 +97,14 @@ def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Pat
     monkeypatch.setattr(group_folder.leftovers, "clear", lambda spool_id: cleared.append(spool_id) or 0)
     running = as_running(record(()))
     forged = make_spool(tmp_path, replace(running, spool_id="a/../other"), "0001-forged")
-    theirs = make_spool(tmp_path, replace(running, spool_id="b"), "0002-theirs")
-    monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    foreign_folder = make_spool(tmp_path, replace(running, spool_id="b"), "0002-theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: foreign_folder.stat().st_uid + 1)
     (elsewhere := tmp_path / "elsewhere" / "folder").mkdir(parents=True)
     (elsewhere / "lock").touch()
     os.utime(elsewhere / "lock", (0, 0))
     (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
     survey = group_folder.survey(tmp_path / "spool")
-    assert survey.ready == (theirs,) and list(survey.unreadable) == [forged]
+    assert survey.ready == (foreign_folder,) and list(survey.unreadable) == [forged]
     assert "spool_id 'a/../other' is not an id" in survey.unreadable[forged]
     assert elsewhere.is_dir() and not cleared
 

@@ -270,8 +270,8 @@ def test_an_older_store_is_upgraded_when_asked_and_not_before(tmp_path: Path, ca
     ],
 )
 def test_the_mount_that_holds_the_path_decides(mounts: str, local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in map(str.split, mounts.split(";"))]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    partitions = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in map(str.split, mounts.split(";"))]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: partitions)
     assert is_local(Path("/data/runs")) is local
 
 

@@ -45,10 +45,10 @@ def test_tags_say_what_the_record_has(root: Path) -> None:
         "2",
     )
     run = open_store(root).client.get_run(group.jobs[0].run_id)
-    own = {
+    job_tags = {
         name: run.data.tags[f"collocation.{name}"] for name in ("size", "co_runner", "pid", "host", "left_out", "index")
     }
-    assert own == {"size": "S", "co_runner": "true", "pid": "7", "host": "h", "left_out": "a", "index": "0"}
+    assert job_tags == {"size": "S", "co_runner": "true", "pid": "7", "host": "h", "left_out": "a", "index": "0"}
     assert run.data.params["placement.mig_profile"] == "1g"
     table = results.load(root, EXPERIMENT)
     assert table[f"group.tags.{Tag.DIGEST}"].tolist() == ["digest1"] and table["tags.collocation.pid"].tolist() == ["7"]

@@ -16,7 +16,7 @@ TRACEBACK = """Traceback (most recent call last):
 ModuleNotFoundError: No module named 'torch\'"""
 
 
-def written(folder: Path, *lines: str) -> Path:
+def write_log(folder: Path, *lines: str) -> Path:
     path = task_messages.locate(folder, "8_3")
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
@@ -43,11 +43,11 @@ def written(folder: Path, *lines: str) -> Path:
     ],
 )
 def test_the_last_error_of_the_last_start_says_how_a_task_ended(lines, error, tmp_path) -> None:
-    assert task_messages.read_last_error(written(tmp_path, *lines)) == error
+    assert task_messages.read_last_error(write_log(tmp_path, *lines)) == error
 
 
 def test_of_much_output_the_end_is_read_and_what_cannot_be_read_says_nothing(tmp_path) -> None:
-    path = written(tmp_path, "error: long ago", *(["x" * 100] * 1000), HELD)
+    path = write_log(tmp_path, "error: long ago", *(["x" * 100] * 1000), HELD)
     assert task_messages.read_last_error(path) == HELD
     path.write_bytes(b"\xff\rerror: a bar: 50%\rerror: \xfe\r")
     assert task_messages.read_last_error(path) == "error: �"
@@ -55,6 +55,6 @@ def test_of_much_output_the_end_is_read_and_what_cannot_be_read_says_nothing(tmp
 
 
 def test_a_task_waits_while_that_is_the_last_that_it_wrote(tmp_path) -> None:
-    assert task_messages.read_awaited(written(tmp_path, "x", WAITS)) == "CPU (CPU-n0), which is held by bob (pid 7)"
-    assert task_messages.read_awaited(written(tmp_path, WAITS, "[1/2] a")) == ""
+    assert task_messages.read_awaited(write_log(tmp_path, "x", WAITS)) == "CPU (CPU-n0), which is held by bob (pid 7)"
+    assert task_messages.read_awaited(write_log(tmp_path, WAITS, "[1/2] a")) == ""
     assert task_messages.read_awaited(tmp_path / "absent.log") == ""

@@ -33,21 +33,25 @@ def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) 
     return stored((), experiment="test", clock=clock, study=study)
 
 
-def spans_of(*named: tuple[str, float, float], job: int | None = None) -> list[Span]:
+def make_spans(*named: tuple[str, float, float], job: int | None = None) -> list[Span]:
     return [Span(name=name, start_ns=int(a * S), end_ns=int(b * S), job=job) for name, a, b in named]
 
 
-PHASES = spans_of(("setup", 10, 11), ("launch", 11, 20), ("window", 20, 28), ("end", 28, 30), ("cleanup", 30, 31))
+PHASES = make_spans(("setup", 10, 11), ("launch", 11, 20), ("window", 20, 28), ("end", 28, 30), ("cleanup", 30, 31))
 
 
-def trace_of(jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=PHASES, **group) -> dict[str, Any]:
-    made = make_group(*[f"w{i}" for i in jobs], **group)
+def make_group_trace(
+    jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=PHASES, **group
+) -> dict[str, Any]:
+    toy_group = make_group(*[f"w{i}" for i in jobs], **group)
     results = [
-        JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S) for job in made.jobs
+        JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S) for job in toy_group.jobs
     ]
-    of_jobs = [span for index, named in jobs.items() for span in spans_of(*named, job=index)]
+    of_jobs = [span for index, named in jobs.items() for span in make_spans(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
-    row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
+    row = GroupResult(
+        group=toy_group, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs)
+    )
     return traces.make_trace(record(), row, samples, FIELDS)
 
 
@@ -63,7 +67,7 @@ WHOLE = [("process", 11, 14), ("setup", 14, 16), ("warmup", 16, 19), ("ready", 1
 
 
 def test_groups_and_jobs_are_tracks_and_their_phases_slices():
-    trace = trace_of({0: WHOLE, 1: [("process", 11, 18), ("ready", 18, 29)]})
+    trace = make_group_trace({0: WHOLE, 1: [("process", 11, 18), ("ready", 18, 29)]})
     assert problems(trace) == []
     assert slices(trace, 1) == {
         "naive-w0+w1": (0, 21e6),
@@ -86,13 +90,15 @@ def test_groups_and_jobs_are_tracks_and_their_phases_slices():
 
 
 def test_what_a_job_says_out_of_turn_does_not_break_the_trace():
-    trace = trace_of({0: [("process", 11, 30), ("late", 400, 400), ("early", 1, 11), ("back", 14, 14)]})
+    trace = make_group_trace({0: [("process", 11, 30), ("late", 400, 400), ("early", 1, 11), ("back", 14, 14)]})
     assert [problem for problem in problems(trace) if "ends after it" in problem] == []
 
 
 def test_jobs_one_after_another_have_no_common_window():
     named = [("setup", 1, 2), ("launch", 2, 4), ("window", 4, 9), ("launch", 9, 10), ("window", 10, 30)]
-    trace = trace_of({0: [("process", 2, 9)], 1: [("process", 9, 30)]}, spans=spans_of(*named), sequential=True)
+    trace = make_group_trace(
+        {0: [("process", 2, 9)], 1: [("process", 9, 30)]}, spans=make_spans(*named), sequential=True
+    )
     assert problems(trace) == []
     assert slices(trace, 2)["0-w0"] == (1e6, 7e6)
     assert slices(trace, 3)["1-w1"] == (8e6, 21e6)
@@ -100,13 +106,13 @@ def test_jobs_one_after_another_have_no_common_window():
 
 
 def test_a_job_that_never_ended_has_no_track():
-    trace = trace_of({0: []})
+    trace = make_group_trace({0: []})
     assert problems(trace) == []
     assert slices(trace, 2) == {}
 
 
 def test_a_group_that_failed_before_its_launch_has_no_job():
-    spans = tuple(spans_of(("setup", 1, 2), ("cleanup", 2, 3)))
+    spans = tuple(make_spans(("setup", 1, 2), ("cleanup", 2, 3)))
     row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
     trace = traces.make_trace(record(), row, (), FIELDS)
     assert problems(trace) == []
@@ -116,7 +122,7 @@ def test_a_group_that_failed_before_its_launch_has_no_job():
 def test_the_devices_readings_are_counters_and_thinned():
     samples = [Sample(source="nvml", t_ns=12 * S + i, values={"power_w": float(i)}) for i in range(5000)]
     samples += [Sample(source="nvml", t_ns=12 * S, values={"power_w": 1.0}, job=0)]
-    trace = trace_of({0: WHOLE}, samples)
+    trace = make_group_trace({0: WHOLE}, samples)
     assert problems(trace) == []
     counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
     assert 1000 < len(counters) <= 2000 and {event["name"] for event in counters} == {"nvml/power_w"}
@@ -124,13 +130,13 @@ def test_the_devices_readings_are_counters_and_thinned():
 
 def test_a_simulated_device_says_so_on_its_track():
     device = dataclasses.replace(make_group("a").device, kind="simulated")
-    trace = trace_of({0: WHOLE}, device=device)
+    trace = make_group_trace({0: WHOLE}, device=device)
     assert trace["otherData"]["simulated"] is True
     assert trace["traceEvents"][0]["args"]["name"].startswith("SIMULATED NVIDIA H100")
 
 
 def test_groups_of_several_starts_are_processes_beside_each_other():
-    first = trace_of({0: WHOLE})
+    first = make_group_trace({0: WHOLE})
     second = json.loads(json.dumps(first))
     second["otherData"] |= {"begin_ns": 60 * S, "begin_wall_ns": first["otherData"]["begin_wall_ns"] + 7 * S}
     later = json.loads(json.dumps(first))
@@ -156,10 +162,10 @@ def test_groups_of_several_starts_are_processes_beside_each_other():
     ],
 )
 def test_the_check_of_the_format_can_fail(change, problem):
-    trace = trace_of({0: WHOLE})
+    trace = make_group_trace({0: WHOLE})
     launch = next(event for event in trace["traceEvents"] if event["name"] == "launch")
     launch.update(change)
-    assert any(problem in each for each in problems(trace))
+    assert any(problem in message for message in problems(trace))
 
 
 def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -172,8 +178,8 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
         (["--uri", "unknown://server"], "MLflow cannot open unknown://server"),
     ):
         assert timeline.main([*store, "--out", str(out)]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1 and words in said
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,22 +187,22 @@ def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, ca
     store = open_store(root)
     for number, change in enumerate(DAMAGED, start=1):
         folder = make_spool(root, stored((), number=number), name=f"{number:04d}-mig")
-        (folder / "artifacts/timeline.json").write_bytes(change(json.dumps(trace_of({0: WHOLE})).encode()))
+        (folder / "artifacts/timeline.json").write_bytes(change(json.dumps(make_group_trace({0: WHOLE})).encode()))
         upload.send(lambda uri: store, folder, series_points=10)
     out = tmp_path / "trace.json"
     assert timeline.main(["--root", str(root), "--experiment", EXPERIMENT, "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(f"1 group ({len(DAMAGED) - 1} more without a readable timeline)")
-    assert said.err.count("is damaged") == len(DAMAGED) - 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"1 group ({len(DAMAGED) - 1} more without a readable timeline)")
+    assert printed.err.count("is damaged") == len(DAMAGED) - 1
     assert problems(json.loads(out.read_text())) == []
 
 
 DAMAGED = [
-    lambda whole: whole,
-    lambda whole: whole[:-20],
-    lambda whole: b"\xff" + whole,
-    lambda whole: b"[]",
-    lambda whole: b"{}",
-    lambda whole: whole.replace(b"begin_wall_ns", b"x"),
-    lambda whole: whole.replace(b'"ph"', b'"p"'),
+    lambda content: content,
+    lambda content: content[:-20],
+    lambda content: b"\xff" + content,
+    lambda content: b"[]",
+    lambda content: b"{}",
+    lambda content: content.replace(b"begin_wall_ns", b"x"),
+    lambda content: content.replace(b'"ph"', b'"p"'),
 ]

@@ -153,8 +153,8 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     sent = flush(root)
     assert sent.returncode == 0, sent.stderr
     assert f"0001-elsewhere to {uri} as run" in sent.stdout and f"0002-here to {root} as run" in sent.stdout
-    (there,) = runs_of(MlflowClient(uri))
-    assert there.data.metrics["x"] == 1.0
+    (moved_run,) = runs_of(MlflowClient(uri))
+    assert moved_run.data.metrics["x"] == 1.0
     assert len(runs_of(client(root))) == 1
 
     make_spool(root, record(()))
@@ -212,7 +212,7 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
     reads = iter(("let it see that the process has ended", "interrupt it"))
     read = Sender._read
 
-    def interrupted_once(sender: Sender) -> str | None:
+    def interrupt_once(sender: Sender) -> str | None:
         if next(reads, None) == "interrupt it":
             raise Interrupted(signal.SIGTERM)
         return read(sender)
@@ -221,7 +221,7 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
         sender.open(EXPERIMENT, root, None, 100)
         assert sender.wait_for_store()["ok"]
         os.kill(*sender.pids(), signal.SIGKILL)
-        monkeypatch.setattr(Sender, "_read", interrupted_once)
+        monkeypatch.setattr(Sender, "_read", interrupt_once)
         with pytest.raises(Interrupted):
             sender.find_finished(EXPERIMENT)
         sender.send(folder)
@@ -450,7 +450,7 @@ def test_a_server_goes_away_and_comes_back(tmp_path: Path, serve) -> None:
     uri = f"http://127.0.0.1:{port}"
     server = start_server(tmp_path, served_port)
     try:
-        with forwarded(port, served_port):
+        with forward_port(port, served_port):
             sender = serve("--root", tmp_path / "mlruns", "--uri", uri)
             assert sender.ask("open", experiment=EXPERIMENT)["kind"] == "server"
             lost = record((child(0, params={"empty": "", "workload": "toy"}), child(1)))
@@ -461,7 +461,7 @@ def test_a_server_goes_away_and_comes_back(tmp_path: Path, serve) -> None:
         assert answer["ok"] is False
         assert len(answer["error"].splitlines()) == 1
         assert folder.exists()
-        with forwarded(port, served_port):
+        with forward_port(port, served_port):
             done = flush(tmp_path / "mlruns", "--uri", uri)
             assert done.returncode == 0, done.stderr
             from mlflow import MlflowClient
@@ -485,7 +485,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def forwarded(port: int, to: int) -> Iterator[None]:
+def forward_port(port: int, to: int) -> Iterator[None]:
     """The server as clients see it: as long as this lasts it is there, then connections break and none is accepted."""
 
     class Handler(socketserver.BaseRequestHandler):

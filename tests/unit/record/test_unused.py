@@ -23,7 +23,7 @@ STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
 
 
 @pytest.fixture
-def planned(compose, tmp_path, monkeypatch):
+def plan_study(compose, tmp_path, monkeypatch):
     """The plan of a study of one group, with its inventory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import model\n")
@@ -37,7 +37,7 @@ def planned(compose, tmp_path, monkeypatch):
     return plan
 
 
-def stored(group):
+def store_group(group):
     """A group as the store has it: in a list, and as it is recalled."""
     finished = record(
         (),
@@ -55,17 +55,17 @@ def stored(group):
     return finished, Original(group=finished, experiment="e", files={layout.GROUP: _encode_group(group)})
 
 
-def explained(planned, finished, recall, *overrides):
-    plan, inventory = planned(*overrides)
+def explain_unused(plan_study, finished, recall, *overrides):
+    plan, inventory = plan_study(*overrides)
     return stored_results.explain_unused_results(plan, plan.groups, [finished], inventory, recall)
 
 
-def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
-    finished, original = stored(planned("+workload.environ.A=1")[0].groups[0])
+def test_settings_options_and_files_that_changed_are_named(plan_study, tmp_path):
+    finished, original = store_group(plan_study("+workload.environ.A=1")[0].groups[0])
     (tmp_path / "model.py").write_text("WIDTH = 2\n")
     (tmp_path / "more.py").write_text("")
     (tmp_path / "train.py").write_text("import model, more\n")
-    lines = explained(planned, finished, lambda run: original, "seed=3", "+workload.environ.A=2")
+    lines = explain_unused(plan_study, finished, lambda run: original, "seed=3", "+workload.environ.A=2")
     assert lines[0].startswith("resume: 1 result of another plan in experiment 'collocation' not used; ")
     name = original.group.name
     assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
@@ -86,9 +86,9 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
         (("numpy", "torch==2.1"), ["packages: not known yet, because the environment of r.txt is not built"]),
     ],
 )
-def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now, words):
-    plan, inventory = planned()
-    _, original = stored(plan.groups[0])
+def test_what_an_environment_that_is_not_built_asks_for_is_compared(plan_study, now, words):
+    plan, inventory = plan_study()
+    _, original = store_group(plan.groups[0])
     before = lock.add_request(lock.make_header("venv", "3.11.7"), ("numpy", "torch==2.1"))
     original = dataclasses.replace(original, job_locks={"0": "\n".join(before)})
     (spec,) = inventory.interpreters
@@ -99,21 +99,21 @@ def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now
     assert differences.find_result_changes(original, plan.groups[0], inventory) == words
 
 
-def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(planned):
-    finished, original = stored(planned()[0].groups[0])
+def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(plan_study):
+    finished, original = store_group(plan_study()[0].groups[0])
 
-    def gone(run):
+    def fail_to_recall(run):
         raise TrackingError("no answer")
 
-    for recall, said in (
-        (gone, "no answer"),
+    for recall, words in (
+        (fail_to_recall, "no answer"),
         (lambda run: dataclasses.replace(original, files={layout.GROUP: "{"}), "damaged"),
         (lambda run: dataclasses.replace(original, files={layout.GROUP: '{"jobs": [1]}'}), "damaged"),
     ):
-        lines = explained(planned, finished, recall, "seed=3")
-        assert len(lines) == 2 and lines[1].startswith("    changes unknown: ") and said in lines[1]
+        lines = explain_unused(plan_study, finished, recall, "seed=3")
+        assert len(lines) == 2 and lines[1].startswith("    changes unknown: ") and words in lines[1]
 
 
-def test_where_all_that_is_stored_belongs_to_the_plan_nothing_is_said(planned):
-    finished, original = stored(planned()[0].groups[0])
-    assert explained(planned, finished, lambda run: original) == []
+def test_where_all_that_is_stored_belongs_to_the_plan_nothing_is_said(plan_study):
+    finished, original = store_group(plan_study()[0].groups[0])
+    assert explain_unused(plan_study, finished, lambda run: original) == []

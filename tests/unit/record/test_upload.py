@@ -71,11 +71,11 @@ def test_a_folder_that_another_process_sends_meanwhile_is_not_sent_again(root: P
     store, folder = open_store(root), make_spool(root, record((child(0),)))
 
     @contextlib.contextmanager
-    def held(path: Path) -> Iterator[None]:
+    def hold_lock_late(path: Path) -> Iterator[None]:
         path.parent.rename(path.parent.with_name("sent"))  # by who had the lock that was waited for
         yield
 
-    monkeypatch.setattr(upload.locks, "hold_lock", held)
+    monkeypatch.setattr(upload.locks, "hold_lock", hold_lock_late)
     assert upload.send(lambda uri: store, folder, series_points=100) is None
     assert not runs_of(store.client)
 
@@ -90,7 +90,7 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
         return folder
 
     upload.send(lambda uri: store, new_group(), series_points=100)
-    whole = content(store.client)
+    expected = content(store.client)
     killed = 0
     for k in range(1, 100):
         for after in (False, True):
@@ -98,18 +98,18 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
                 store.client.delete_run(run.info.run_id)
             folder = new_group()
             try:
-                upload.send(_killed_at(store, k, after), folder, series_points=100)
+                upload.send(_kill_at_call(store, k, after), folder, series_points=100)
             except Killed:
                 killed += 1
             upload.send(lambda uri: store, folder, series_points=100)
-            assert content(store.client) == whole
+            assert content(store.client) == expected
             assert not list((root / "spool").glob("*/*"))
         if killed < 2 * k:
             break
     assert killed > 30
 
 
-def _killed_at(store: Store, k: int, after: bool) -> Callable[[str | None], Store]:
+def _kill_at_call(store: Store, k: int, after: bool) -> Callable[[str | None], Store]:
     proxy: Any = KilledAt(store.client, k, after)
     return lambda uri: Store(client=proxy, uri=store.uri, root=store.root)
 
@@ -135,8 +135,8 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     assert run.data.metrics == {"ok_s": 1.0, "loss": 1.0, "summary/loss": 5.0}
     assert run.data.tags["collocation.not_finite"] == "bad_s, loss"
     assert run.data.params["config"].endswith("long_values.json]")
-    kept = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
-    assert kept == {"params": {"config": long}, "tags": {"note": long}}
+    long_values = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
+    assert long_values == {"params": {"config": long}, "tags": {"note": long}}
 
 
 def test_the_spool_keeps_a_group_until_the_disk_has_its_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +184,11 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     store = open_store(root)
     runs = upload.send(lambda uri: store, folder, series_points=10)
     assert runs is not None
-    found = {
+    series_by_run = {
         name: {key for key in run.data.metrics if key.startswith("system/")}
         for name, run in by_name(store.client).items()
     }
-    assert found == {
+    assert series_by_run == {
         "group 1": {"system/nvml/power_w", "system/gpm/gi3/sm_active_ratio", "system/host/cpu_pct"},
         "0-toy": {"system/gpm/gi3/sm_active_ratio", "system/host/pss_mib"},
         "1-toy": {"system/nvml/power_w"},
@@ -201,10 +201,10 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     table = pd.read_parquet(store.client.download_artifacts(runs.parent, "samples.parquet"))
     assert list(table.columns) == ["source", "job", "gi_id", "t_ns", "wall_time", "field", "value"]
     assert len(table) == 103
-    own = table[table["field"] == "pss_mib"].iloc[0]
-    assert (own["source"], own["job"], own["value"]) == ("host", 0, 100.0)
-    assert pd.isna(own["gi_id"])
-    assert own["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
+    memory_sample = table[table["field"] == "pss_mib"].iloc[0]
+    assert (memory_sample["source"], memory_sample["job"], memory_sample["value"]) == ("host", 0, 100.0)
+    assert pd.isna(memory_sample["gi_id"])
+    assert memory_sample["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
 
 
 SCRIPT = """
@@ -268,10 +268,10 @@ def test_only_regular_files_of_the_folder_become_artifacts_and_the_others_are_na
     assert run.data.tags["collocation.left_out"] == (
         "jobs/0/output/dir, jobs/0/output/file, jobs/0/output/pipe (not a regular file)"
     )
-    assert not any("nobody" in path.read_text(errors="replace") for path in files_of(root / "artifacts"))
+    assert not any("nobody" in path.read_text(errors="replace") for path in list_files(root / "artifacts"))
 
 
-def files_of(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -286,9 +286,9 @@ def test_files_beyond_the_limits_are_kept_beside_the_store(root: Path, monkeypat
     run = by_name(store.client)["0-toy"]
     assert "(too many or too large, moved next to the store)" in run.data.tags["collocation.left_out"]
     logged = [item.path for item in store.client.list_artifacts(run.info.run_id, "output")]
-    kept = files_of(root / "left_out/study/0001-mig")
-    assert len(kept) == 2 and len(logged) == 6
-    assert sorted(int(Path(path).name) for path in (*kept, *logged)) == list(range(8))
+    moved_files = list_files(root / "left_out/study/0001-mig")
+    assert len(moved_files) == 2 and len(logged) == 6
+    assert sorted(int(Path(path).name) for path in (*moved_files, *logged)) == list(range(8))
 
 
 @pytest.fixture
@@ -310,12 +310,12 @@ def test_a_file_that_cannot_be_read_or_is_not_taken_keeps_no_group_out_of_the_st
 ) -> None:
     real = os.open
 
-    def opened(path: Any, *arguments: Any, **options: Any) -> int:
+    def open_or_refuse(path: Any, *arguments: Any, **options: Any) -> int:
         if Path(path).name == "%41":
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "open", open_or_refuse)
     store = open_store(root)
     upload.send(lambda uri: store, odd, series_points=10)
     run = by_name(store.client)["0-toy"]
@@ -326,8 +326,8 @@ def test_a_file_that_cannot_be_read_or_is_not_taken_keeps_no_group_out_of_the_st
     )
     logged = {item.path for item in store.client.list_artifacts(run.info.run_id, "output")}
     assert logged == {"output/loss#1", "output/a\nb", os.fsdecode(b"output/\xff"), "output/ordinary"}
-    kept = {path.name for path in files_of(root / "left_out")}
-    assert kept == {"%41", ".artifact.uploading.x", "of_a_config_map"}
+    moved_names = {path.name for path in list_files(root / "left_out")}
+    assert moved_names == {"%41", ".artifact.uploading.x", "of_a_config_map"}
 
 
 class Server:
@@ -357,7 +357,7 @@ def test_a_server_gets_no_file_by_another_name_and_may_refuse_one_but_not_all(ro
     server.status, server.files = 413, []
     upload.send(lambda uri: store, odd, series_points=10)
     assert not [path for path in server.files if "output" in path or ".." in path]
-    assert {path.name for path in files_of(root / "left_out")} == {
+    assert {path.name for path in list_files(root / "left_out")} == {
         *(".artifact.uploading.x", "loss#1", "%41", "a\nb", os.fsdecode(b"\xff"), "ordinary"),
         "of_a_config_map",
     }
@@ -411,11 +411,11 @@ def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> No
     store = open_store(root)
     upload.send(lambda uri: store, folder, series_points=10)
 
-    def late(**metrics: float) -> Path:
+    def write_late_amendment(**metrics: float) -> Path:
         common = {"experiment": EXPERIMENT, "spool_id": tagged.spool_id, "result": "ok", "reason": ""}
         return group_folder.write_amendment(root / "spool", Amendment(metrics=metrics, **common))
 
-    file = late(speedup=1.16)
+    file = write_late_amendment(speedup=1.16)
     really = store.client.log_metric
 
     class Slow:
@@ -425,7 +425,7 @@ def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> No
         def log_metric(self, run_id: str, name: str, value: float) -> None:
             really(run_id, name, value)
             if value == 1.16:
-                late(speedup=1.46, slowdown=2.0)
+                write_late_amendment(speedup=1.46, slowdown=2.0)
 
     upload.amend(dataclasses.replace(store, client=Slow()), file)
     assert file.exists()
@@ -433,7 +433,7 @@ def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> No
     assert not file.exists()
     metrics = by_name(store.client)["group 1"].data.metrics
     assert (metrics["speedup"], metrics["slowdown"]) == (1.46, 2.0)
-    upload.amend(store, late(speedup=1.46))  # the store has it
+    upload.amend(store, write_late_amendment(speedup=1.46))  # the store has it
     run_id = by_name(store.client)["group 1"].info.run_id
     assert [point.value for point in store.client.get_metric_history(run_id, "speedup")] == [1.16, 1.46]
 
@@ -443,8 +443,8 @@ def test_an_amendment_waits_for_the_end_of_its_group(root: Path) -> None:
     ended = record(())
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
-    told = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}
-    late = Amendment(experiment=EXPERIMENT, spool_id=ended.spool_id, **told)
+    changes = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}
+    late = Amendment(experiment=EXPERIMENT, spool_id=ended.spool_id, **changes)
     file = group_folder.write_amendment(root / "spool", late)
     with pytest.raises(TrackingError, match="not in the store yet"):  # another process finds it first
         upload.amend(store, file)

@@ -204,11 +204,15 @@ def test_labels_of_fourteen_mixes_do_not_collide(mix_cells, width, monkeypatch):
 
 
 def test_bars_are_in_the_order_of_the_paper():
-    def on(profile: str, degree: int) -> Row:
+    def make_mig_row(profile: str, degree: int) -> Row:
         jobs = tuple(job(i, params(), 9.0, place={"mig_profile": profile, "gi_id": str(i)}) for i in range(degree))
         return row("mig", jobs, options={"profile": profile.partition(".")[0]})
 
-    rows = [on("4g.20gb", 1), on("7g.40gb", 1), *(copies(mode, 1, 9.0) for mode in ("mps", "naive", "serial"))]
+    rows = [
+        make_mig_row("4g.20gb", 1),
+        make_mig_row("7g.40gb", 1),
+        *(copies(mode, 1, 9.0) for mode in ("mps", "naive", "serial")),
+    ]
     ((label, shown),) = bar_charts.group_by_degree(make_cells(study(*rows)), bar_charts.make_bar)
     assert label == "1 job"
     assert [f"{bar.sharing.label} {bar.detail}".strip() for bar in shown] == [
@@ -255,10 +259,12 @@ def test_one_figure_has_the_case_in_every_mode_over_time():
 
 
 def test_the_other_modes_of_a_group_have_its_jobs_and_if_possible_its_block():
-    found = study(*collocation_study(2))
-    chosen = next(row for row in found.rows if row.block == 2 and (row.scenario, row.name) == ("mps", "mps-M+S+S"))
-    assert [(row.name, row.block) for row in choose_other_modes(found, chosen)] == [("naive-M+S+S", 2)]
-    without = dataclasses.replace(found, rows=tuple(r for r in found.rows if (r.block, r.scenario) != (2, "naive")))
+    full_study = study(*collocation_study(2))
+    chosen = next(row for row in full_study.rows if row.block == 2 and (row.scenario, row.name) == ("mps", "mps-M+S+S"))
+    assert [(row.name, row.block) for row in choose_other_modes(full_study, chosen)] == [("naive-M+S+S", 2)]
+    without = dataclasses.replace(
+        full_study, rows=tuple(r for r in full_study.rows if (r.block, r.scenario) != (2, "naive"))
+    )
     assert [(row.name, row.block) for row in choose_other_modes(without, chosen)] == [("naive-M+S+S", 1)]
 
 
@@ -266,7 +272,9 @@ def test_a_table_has_model_data_set_and_size_of_each_workload_once():
     large = params("robroek_large", model="resnet152", **{"job.parameters": 60_192_808})
     small = params("robroek_small", model="resnet26", **{"job.parameters": 15_995_176})
     script = {"workload": "script"}
-    table = table_of("workloads", study(*(copies("naive", 2, 9.0, own=own) for own in (large, small, script))))
+    table = table_of(
+        "workloads", study(*(copies("naive", 2, 9.0, own=job_params) for job_params in (large, small, script)))
+    )
     assert table.columns == ("workload", "model", "data set", "batch size", "parameters", "samples per epoch")
     assert [values[:2] for values in table.rows] == [
         ("robroek_small bs128", "resnet26"),
@@ -296,13 +304,13 @@ def lines(axes: Any) -> list[list[tuple[float, float]]]:
 def test_cases_that_differ_in_one_number_are_drawn_against_it_a_line_a_mode_and_degree() -> None:
     rows = []
     for batch, rate in ((32, 100.0), (64, 150.0), (512, 200.0)):
-        own = params(batch_size=batch)
-        rows.append(copies("serial", 1, rate, own=own))
-        rows.append(copies("mps", 2, 0.8 * rate, own=own, metrics={"memory_peak_mib": 10.0 * batch}))
-        rows.append(copies("naive", 2, rate, own=own, result=Result.OK if batch < 512 else Result.OOM))
-    found = sketches(*rows)
-    assert list(found) == ["against batch size resnet26_cifar10"]
-    drawn = panels(found["against batch size resnet26_cifar10"])
+        job_params = params(batch_size=batch)
+        rows.append(copies("serial", 1, rate, own=job_params))
+        rows.append(copies("mps", 2, 0.8 * rate, own=job_params, metrics={"memory_peak_mib": 10.0 * batch}))
+        rows.append(copies("naive", 2, rate, own=job_params, result=Result.OK if batch < 512 else Result.OOM))
+    named_sketches = sketches(*rows)
+    assert list(named_sketches) == ["against batch size resnet26_cifar10"]
+    drawn = panels(named_sketches["against batch size resnet26_cifar10"])
     assert drawn["legend"] == ["serial, 1 job", "naive, 2 jobs", "MPS, 2 jobs", "no interval"]
     assert lines(drawn["throughput of all jobs"]) == [
         [(32, 100), (64, 150), (512, 200)],
@@ -363,16 +371,18 @@ def test_a_flag_of_a_script_is_a_parameter_too() -> None:
 def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training() -> None:
     rows = []
     for rate in (25, 50, 75):
-        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
+        service_params = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
         figures = {f"latency_{name}_worst_ms": value * rate for name, value in (("mean", 1), ("p50", 0.5), ("p99", 3))}
         jobs = (
             job(0, params("train"), 100.0, size="T"),
-            job(1, own, None, size="I", metrics={"latency_mean_ms": 1.0 * rate, "latency_std_ms": 0.5 * rate}),
+            job(
+                1, service_params, None, size="I", metrics={"latency_mean_ms": 1.0 * rate, "latency_std_ms": 0.5 * rate}
+            ),
         )
         rows.append(row("mps", jobs, metrics=figures))
-    found = sketches(*rows)
-    assert list(found) == ["against rate per s infer + train"]
-    drawn = panels(found["against rate per s infer + train"])
+    named_sketches = sketches(*rows)
+    assert list(named_sketches) == ["against rate per s infer + train"]
+    drawn = panels(named_sketches["against rate per s infer + train"])
     latency = drawn["mean latency of the slowest job"]
     assert lines(latency) == [[(25, 25), (50, 50), (75, 75)]]
     assert latency.get_xscale() == "linear"
@@ -391,47 +401,52 @@ def test_an_axis_of_rates_is_linear_unless_they_differ_much(rates: tuple[int, ..
         )
         for rate in rates
     ]
-    (found,) = sketches(*rows).values()
-    assert {axes.get_xscale() for axes in found.paint().axes} == {scale}
+    (sketch,) = sketches(*rows).values()
+    assert {axes.get_xscale() for axes in sketch.paint().axes} == {scale}
 
 
 def test_what_is_missing_is_told_by_reason_below_the_axis() -> None:
     rows = []
     for rate, (scenario, degree) in itertools.product((25, 50, 75), (("serial", 1), ("naive", 2), ("naive", 4))):
-        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate}.0")
-        jobs = [job(index, own, None, metrics={"latency_mean_ms": 1.0 * rate}) for index in range(degree)]
+        service_params = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate}.0")
+        jobs = [job(index, service_params, None, metrics={"latency_mean_ms": 1.0 * rate}) for index in range(degree)]
         rows.append(row(scenario, tuple(jobs), metrics={"latency_mean_worst_ms": 1.0 * degree * rate}))
-    (found,) = sketches(*rows).values()
-    drawn = panels(found)["mean latency of the slowest job"]
+    (sketch,) = sketches(*rows).values()
+    drawn = panels(sketch)["mean latency of the slowest job"]
     assert lines(drawn) == [[(rate, degree * rate) for rate in (25, 50, 75)] for degree in (1, 2, 4)]
-    ends = [dataclasses.replace(each, result=Result.OOM, metrics={}) if each.degree > 1 else each for each in rows[-3:]]
-    (found,) = sketches(*rows[:-3], *ends).values()
-    assert panels(found)["mean latency of the slowest job"].get_xlabel().endswith("(requests/s)\n75: naive oom")
+    ends = [
+        dataclasses.replace(group_row, result=Result.OOM, metrics={}) if group_row.degree > 1 else group_row
+        for group_row in rows[-3:]
+    ]
+    (sketch,) = sketches(*rows[:-3], *ends).values()
+    assert panels(sketch)["mean latency of the slowest job"].get_xlabel().endswith("(requests/s)\n75: naive oom")
 
 
 def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -> None:
-    def asked(rate: int, block: int, sustained: float = 1.0) -> Any:
-        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
+    def make_service_row(rate: int, block: int, sustained: float = 1.0) -> Any:
+        service_params = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
         figures = {"throughput_total_requests_per_s": 1.0 * rate, "rate_sustained_worst_ratio": sustained}
         figures |= {"latency_mean_worst_ms": 1.0 * rate} if sustained == 1 else {}
-        return row("naive", (job(0, own, None),), block, metrics=figures)
+        return row("naive", (job(0, service_params, None),), block, metrics=figures)
 
     rates = (25, 50, 75, 100)
-    rows = [asked(rate, block, 0.9 if (rate, block) == (75, 2) else 1.0) for rate in rates for block in (1, 2)]
+    rows = [
+        make_service_row(rate, block, 0.9 if (rate, block) == (75, 2) else 1.0) for rate in rates for block in (1, 2)
+    ]
     drawn = panels(sketches(*rows)["against rate per s infer"])
     (line,) = lines(drawn["mean latency of the slowest job"])
     assert line[:2] == [(25, 25), (50, 50)] and line[3:] == [(100, 100)]
     assert math.isnan(line[2][1]), "no line through a rate that was not sustained"
     assert drawn["mean latency of the slowest job"].get_xlabel().endswith("75: naive rate not sustained")
-    others = [axes for title, axes in drawn.items() if title.startswith("throughput")]
-    assert [len(line) for axes in others for line in lines(axes)] == [4]
+    throughput_axes = [axes for title, axes in drawn.items() if title.startswith("throughput")]
+    assert [len(line) for axes in throughput_axes for line in lines(axes)] == [4]
 
 
 def test_a_line_ends_at_a_value_that_its_mode_was_not_measured_at() -> None:
     rows = [copies("serial", 1, 1.0 * batch, own=params(batch_size=batch)) for batch in (16, 32, 64, 128)]
     rows += [copies("naive", 1, 2.0 * batch, own=params(batch_size=batch)) for batch in (16, 64, 128)]
-    (found,) = sketches(*rows).values()
-    complete, broken = lines(panels(found)["throughput of all jobs"])
+    (sketch,) = sketches(*rows).values()
+    complete, broken = lines(panels(sketch)["throughput of all jobs"])
     assert complete == [(16, 16), (32, 32), (64, 64), (128, 128)]
     assert (broken[0], *broken[2:]) == ((16, 32), (64, 128), (128, 256)) and math.isnan(broken[1][1])
 
@@ -439,13 +454,15 @@ def test_a_line_ends_at_a_value_that_its_mode_was_not_measured_at() -> None:
 def test_a_percentile_of_some_windows_is_drawn_with_a_lower_one_that_all_have() -> None:
     rows = []
     for batch in (8, 16, 32):
-        own = params("infer", work_unit="requests", batch_size=batch)
+        service_params = params("infer", work_unit="requests", batch_size=batch)
         figures = {
             f"latency_{name}_worst_ms": 1.0 * batch for name in ("mean", "p95", *(["p99"] if batch < 32 else []))
         }
-        rows.append(row("mps", (job(0, own, None, metrics={"latency_mean_ms": 1.0 * batch}),), metrics=figures))
-    (found,) = sketches(*rows).values()
-    drawn = panels(found)
+        rows.append(
+            row("mps", (job(0, service_params, None, metrics={"latency_mean_ms": 1.0 * batch}),), metrics=figures)
+        )
+    (sketch,) = sketches(*rows).values()
+    drawn = panels(sketch)
     assert lines(drawn["p99 latency of the slowest job"]) == [[(8, 8), (16, 16)]]
     assert drawn["p99 latency of the slowest job"].get_xlabel().endswith("32: MPS too few requests")
     assert lines(drawn["p95 latency of the slowest job"]) == [[(8, 8), (16, 16), (32, 32)]]
@@ -454,13 +471,14 @@ def test_a_percentile_of_some_windows_is_drawn_with_a_lower_one_that_all_have() 
 def test_the_step_time_of_a_training_is_drawn() -> None:
     rows = []
     for batch in (8, 16, 32):
-        own = params(batch_size=batch)
+        job_params = params(batch_size=batch)
         jobs = [
-            job(n, own, 100.0, metrics={"throughput_samples_per_s": 1.0, "step_time_p50_ms": n + batch}) for n in (0, 1)
+            job(n, job_params, 100.0, metrics={"throughput_samples_per_s": 1.0, "step_time_p50_ms": n + batch})
+            for n in (0, 1)
         ]
         rows.append(row("naive", tuple(jobs)))
-    (found,) = sketches(*rows).values()
-    assert lines(panels(found)["median step time of the slowest job"]) == [[(8, 9), (16, 17), (32, 33)]]
+    (sketch,) = sketches(*rows).values()
+    assert lines(panels(sketch)["median step time of the slowest job"]) == [[(8, 9), (16, 17), (32, 33)]]
 
 
 def test_lines_of_several_profiles_differ_in_colour_marker_and_dashes() -> None:
@@ -468,8 +486,8 @@ def test_lines_of_several_profiles_differ_in_colour_marker_and_dashes() -> None:
     for batch, profile in itertools.product((16, 32, 64), ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")):
         jobs = (job(0, params(batch_size=batch), 1.0, place={"mig_profile": profile}),)
         rows.append(row("mig", jobs, options={"profile": profile}, profiles=(profile,), detail=profile))
-    found = sketches(*rows)["against batch size resnet26_cifar10"]
-    (axes, *_) = found.paint().axes
+    sketch = sketches(*rows)["against batch size resnet26_cifar10"]
+    (axes, *_) = sketch.paint().axes
     drawn = [line.lines[0] for line in axes.containers]
     assert len(drawn) == 6
     assert len({line.get_color() for line in drawn}) == len({line.get_marker() for line in drawn}) == 6
@@ -480,13 +498,13 @@ def test_lines_of_several_profiles_differ_in_colour_marker_and_dashes() -> None:
 def test_the_models_of_services_are_an_axis_without_lines() -> None:
     rows = []
     for number, name in enumerate(("infer_resnet18", "infer_resnet101", "infer_bert_base")):
-        own = params(name, work_unit="requests", model=name, image_px=number, batch_size=8)
+        service_params = params(name, work_unit="requests", model=name, image_px=number, batch_size=8)
         figures = {"throughput_total_requests_per_s": 9.0 - number, "latency_mean_worst_ms": 1.0 + number}
         for scenario in ("naive", "mps"):
-            rows.append(row(scenario, tuple(job(n, own, None) for n in range(4)), metrics=figures))
-    found = sketches(*rows)
-    assert list(found) == ["against model services"]
-    drawn = panels(found["against model services"])
+            rows.append(row(scenario, tuple(job(n, service_params, None) for n in range(4)), metrics=figures))
+    named_sketches = sketches(*rows)
+    assert list(named_sketches) == ["against model services"]
+    drawn = panels(named_sketches["against model services"])
     axes = drawn["mean latency of the slowest job"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["bert_base", "resnet18", "resnet101"]
     assert [[latency for _, latency in line] for line in lines(axes)] == [[3, 1, 2], [3, 1, 2]]
@@ -494,19 +512,19 @@ def test_the_models_of_services_are_an_axis_without_lines() -> None:
     assert not sketches(*rows[:4]), "two models"
 
 
-def on_instance(profile: str, rate: float) -> Any:
+def make_instance_job(profile: str, rate: float) -> Any:
     figures = {"throughput_samples_per_s": rate, "gract_mean_ratio": rate / 100, "instance_memory_peak_mib": 900.0}
     return job(0, params(), None, metrics=figures, place={"mig_profile": profile, "gi_id": "1"})
 
 
 def test_the_same_jobs_on_instances_of_several_profiles_are_drawn_against_the_profile() -> None:
     rows = [
-        row("mig", (on_instance(profile, rate),), options={"profile": profile})
+        row("mig", (make_instance_job(profile, rate),), options={"profile": profile})
         for profile, rate in (("1g.10gb", 10.0), ("3g.40gb", 30.0), ("7g.80gb", 50.0))
     ]
-    found = sketches(*rows)
-    assert list(found) == ["against MIG profile resnet26_cifar10 bs128"]
-    drawn = panels(found["against MIG profile resnet26_cifar10 bs128"])
+    named_sketches = sketches(*rows)
+    assert list(named_sketches) == ["against MIG profile resnet26_cifar10 bs128"]
+    drawn = panels(named_sketches["against MIG profile resnet26_cifar10 bs128"])
     assert lines(drawn["GRACT of an instance"]) == [[(0, 0.1), (1, 0.3), (2, 0.5)]]
     assert lines(drawn["peak memory of an instance"]) == [[(0, 900), (1, 900), (2, 900)]]
     axes = drawn["throughput of all jobs"]

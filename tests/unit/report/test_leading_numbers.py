@@ -18,7 +18,7 @@ from pipeline.report.page.key_findings import MOST, TIMES, LeadingNumber, select
 from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study, table_of
-from tests.unit.report.test_report_services import served, service
+from tests.unit.report.test_report_services import make_service_row, service
 
 GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)
@@ -36,9 +36,11 @@ def say(rows: Sequence[Row]) -> str:
     return summarize(of, cells, winners(cells, compare_modes(cells)))
 
 
-def run(scenario: str, degree: int, rate: float, energy_j: float, block: int, own: Any = None, **changes: Any) -> Row:
+def run(
+    scenario: str, degree: int, rate: float, energy_j: float, block: int, job_params: Any = None, **changes: Any
+) -> Row:
     figures = {"energy_per_sample_j": energy_j, "energy_j": energy_j * 10 * degree * rate}
-    return copies(scenario, degree, rate * FACTORS[block - 1], block, own, metrics=figures, **changes)
+    return copies(scenario, degree, rate * FACTORS[block - 1], block, job_params, metrics=figures, **changes)
 
 
 def graphs_and_sharing(num_blocks: int, **of_mps: Any) -> list[Row]:
@@ -128,8 +130,8 @@ def test_each_number_says_what_it_rests_on() -> None:
 
 def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
     rows = [
-        *(served("serial", 1, rate, 5.0) for rate in (50, 100, 200)),
-        *(served("mps", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 8.0), (200, 40.0))),
+        *(make_service_row("serial", 1, rate, 5.0) for rate in (50, 100, 200)),
+        *(make_service_row("mps", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 8.0), (200, 40.0))),
     ]
     numbers = lead(rows)
     assert [(number.number, number.unit, number.jobs) for number in numbers] == [
@@ -144,7 +146,7 @@ def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
 
 
 def test_services_at_one_rate_lead_with_their_latency_and_mixes_with_the_kept_throughput() -> None:
-    rows = [served(mode, degree, 50, latency, block) for block in (1, 2, 3)
+    rows = [make_service_row(mode, degree, 50, latency, block) for block in (1, 2, 3)
             for mode, degree, latency in (("serial", 1, 5.0), ("mps", 4, 10.0))]  # fmt: skip
     (number,) = lead(rows)
     assert (number.number, number.label) == ("2.00", "the p99 latency of one service alone")
@@ -154,8 +156,11 @@ def test_services_at_one_rate_lead_with_their_latency_and_mixes_with_the_kept_th
         train = params("train")
         mixed += [row("serial", (service(0, 50, 5.0),), block), row("serial", (job(0, train, 100.0),), block)]
         mixed += [row("mps", (job(0, train, 80.0), service(1, 50, 7.5)), block)]
-    kept, latency = lead(mixed)
-    assert (kept.number, kept.label) == ("0.80", "the throughput that the job next to the service has alone")
+    throughput, latency = lead(mixed)
+    assert (throughput.number, throughput.label) == (
+        "0.80",
+        "the throughput that the job next to the service has alone",
+    )
     assert (latency.number, latency.label) == ("1.50", "the p99 latency that the service has alone")
 
 
@@ -170,8 +175,10 @@ def test_one_group_alone_leads_with_its_own_figures() -> None:
     ]
     mix = tuple(job(index, params(name), 10.0) for index, name in enumerate("ab"))
     assert [number.unit for number in lead([row("mps", mix, metrics=figures)])] == ["MiB", ""], "no sum of samples"
-    own = params()
-    only_memory = [row("serial", (job(0, own, None),), block, metrics={"memory_peak_mib": 900.0}) for block in (1, 2)]
+    job_params = params()
+    only_memory = [
+        row("serial", (job(0, job_params, None),), block, metrics={"memory_peak_mib": 900.0}) for block in (1, 2)
+    ]
     assert [number.label for number in lead(only_memory)] == ["peak memory of the GPU"]
 
 
@@ -180,11 +187,11 @@ def test_a_study_in_which_everything_failed_has_no_number_and_no_picture_on_top(
         copies(mode, degree, 1.0, result=Result.OOM, reason="no room") for mode, degree in (("serial", 1), ("mps", 2))
     ]
     assert lead(rows) == []
-    said = "On one NVIDIA H100 80GB HBM3, no group has a valid result: 2 ran out of memory; for example: no room."
-    assert say(rows) == said
+    sentence = "On one NVIDIA H100 80GB HBM3, no group has a valid result: 2 ran out of memory; for example: no room."
+    assert say(rows) == sentence
     page = render(make_content(study(*rows)))
     header = page[: page.index("<nav>")]
-    assert said in header and "<figure" not in header and 'class="numbers"' not in header
+    assert sentence in header and "<figure" not in header and 'class="numbers"' not in header
 
 
 @pytest.mark.slow
@@ -256,12 +263,12 @@ def test_what_is_flagged_is_said_once_with_its_groups_and_marked_in_the_tables()
         for block, overlap in enumerate(of_blocks, 1)
     ]
     name = "2x-resnet26_cifar10"
-    (said,) = list_doubts(study(*rows), ())
-    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): for example overlap 0.910 is below 0.95."
+    (doubt,) = list_doubts(study(*rows), ())
+    assert doubt == f"naive-{name} and mps-{name} (1 of 2 blocks): for example overlap 0.910 is below 0.95."
     content = make_content(study(*rows))
     (speed,) = (table for table in content.tables if table.name == "speed")
     assert [row[1:4] for row in speed.rows] == [(2, "naive", "ok*"), (2, "MPS", "ok*"), (3, "naive", "ok")]
-    assert said in render(content) and "*: doubtful" in speed.note
+    assert doubt in render(content) and "*: doubtful" in speed.note
 
 
 def test_groups_that_are_bound_by_their_host_are_named() -> None:
@@ -296,23 +303,28 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     seen = study(*rows)
     (pair,) = (cell for cell in make_cells(seen) if cell.degree == 2 and not cell.is_derived)
     assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
-    (said,) = list_doubts(seen, make_cells(seen))
+    (doubt,) = list_doubts(seen, make_cells(seen))
     name = "serial-1x-resnet26_cifar10 (1 of 3 blocks)"
-    assert said == f"{name}: {STOOD_STILL}; invalid, so not compared."
+    assert doubt == f"{name}: {STOOD_STILL}; invalid, so not compared."
     assert table_of("drift", seen).rows[0][2] == 2, "blocks with a baseline"
     assert "invalid, so not compared" in render(make_content(seen))
 
 
 def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
-    def resumed(*digests: str, **facts: str) -> Study:
-        own = [params(environment_digest=digest) for digest in digests]
-        return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
+    def make_resumed_study(*digests: str, **facts: str) -> Study:
+        environment_params = [params(environment_digest=digest) for digest in digests]
+        return study(
+            *(
+                copies("naive", n, 1000.0, own=job_params, facts=facts)
+                for n, job_params in enumerate(environment_params, 1)
+            )
+        )
 
-    (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
-    assert said.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
+    (doubt,) = list_doubts(make_resumed_study("old", "new", accepts_environment="true"), ())
+    assert doubt.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
     assert (
-        list_doubts(resumed("same", "same", accepts_environment="true"), ())
-        == list_doubts(resumed("old", "new"), ())
+        list_doubts(make_resumed_study("same", "same", accepts_environment="true"), ())
+        == list_doubts(make_resumed_study("old", "new"), ())
         == []
     )
 
@@ -320,8 +332,10 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
 def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
     rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
     rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
-    found = study(*rows)
-    (note,) = [line for line in list_doubts(found, make_cells(found)) if "exceeds the number of jobs" in line]
+    report_study = study(*rows)
+    (note,) = [
+        line for line in list_doubts(report_study, make_cells(report_study)) if "exceeds the number of jobs" in line
+    ]
     assert note.startswith(
         "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
     )

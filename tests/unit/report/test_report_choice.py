@@ -22,7 +22,7 @@ OLD, NEW, REHEARSED = "20261101-090000-aaaaaa", "20261102-090000-bbbbbb", "20261
 DIGESTS = "a" * 64, "b" * 64
 
 
-def measured(start: str, start_ms: int, **changes: Any) -> list[Row]:
+def make_rows(start: str, start_ms: int, **changes: Any) -> list[Row]:
     return [
         copies(mode, n, 9.0, start=start, start_ms=start_ms + n, **changes) for mode, n in (("serial", 1), ("mps", 2))
     ]
@@ -32,28 +32,28 @@ def measured(start: str, start_ms: int, **changes: Any) -> list[Row]:
 def read(monkeypatch: pytest.MonkeyPatch):
     """Read an experiment in which a rehearsal came last, and the window was changed before."""
     window = (("device", "simulated " + A100), ("window", "steady, 9 s after 1 s"), ("seed", "0"))
-    every = [
-        *measured(OLD, 1_000, settings=(("device", GPU), ("window", "steady, 5 s after 1 s"), ("seed", "0"))),
-        *measured(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
-        *measured(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
+    all_rows = [
+        *make_rows(OLD, 1_000, settings=(("device", GPU), ("window", "steady, 5 s after 1 s"), ("seed", "0"))),
+        *make_rows(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
+        *make_rows(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
     ]
-    monkeypatch.setattr(rows, "_read_store", lambda store, experiment: iter([*every, None]))
+    monkeypatch.setattr(rows, "_read_store", lambda store, experiment: iter([*all_rows, None]))
     return lambda **chosen: rows.read([Path("mlruns")], "mixed", choice=Choice(**chosen))
 
 
 @pytest.mark.parametrize(("number", "rest"), [(6, "4 and 1 older"), (7, "2 older")])
 def test_older_studies_are_counted(read, number: int, rest: str) -> None:
-    found = dataclasses.replace(read(), not_shown=[str(index) for index in range(number)])
-    assert f"{rest}; --study ID shows one." in " ".join(describe_left_out(found))
+    chosen_study = dataclasses.replace(read(), not_shown=[str(index) for index in range(number)])
+    assert f"{rest}; --study ID shows one." in " ".join(describe_left_out(chosen_study))
 
 
 def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> None:
-    found = read()
-    assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
-    words = " ".join(describe_left_out(found))
+    chosen_study = read()
+    assert {(row.start, row.is_simulated) for row in chosen_study.rows} == {(NEW, False)}
+    words = " ".join(describe_left_out(chosen_study))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
     assert f"Studies of this experiment that are not shown: {OLD}; --study ID shows one." in words
-    assert "simulated" not in " ".join(write_answer(found, make_cells(found), []))
+    assert "simulated" not in " ".join(write_answer(chosen_study, make_cells(chosen_study), []))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
     ],
 )
 def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
-    found = read(**chosen)
-    assert {row.start for row in found.rows} == {start}
-    assert found.choice and found.choice in describe_setup(found)[0]
+    chosen_study = read(**chosen)
+    assert {row.start for row in chosen_study.rows} == {start}
+    assert chosen_study.choice and chosen_study.choice in describe_setup(chosen_study)[0]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_what_is_not_there_is_refused_with_a_list_of_what_is(read, chosen, messa
 
 
 def test_a_board_has_a_study_of_each_kind(read) -> None:
-    kinds = [{row.is_simulated for row in found.rows} for found in rows.read_apart("mlruns", "mixed")]
+    kinds = [{row.is_simulated for row in kind_study.rows} for kind_study in rows.read_apart("mlruns", "mixed")]
     assert kinds == [{False}, {True}]
 
 
-def in_environment(digest: str, lock: str, **changes: Any) -> Row:
-    made = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
-    return dataclasses.replace(made, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in made.jobs))
+def make_environment_row(digest: str, lock: str, **changes: Any) -> Row:
+    group_row = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
+    return dataclasses.replace(group_row, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in group_row.jobs))
 
 
 @pytest.mark.parametrize(
@@ -118,19 +118,23 @@ def in_environment(digest: str, lock: str, **changes: Any) -> Row:
 )
 def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypatch, locks, names) -> None:
     monkeypatch.setattr(environments, "_read_lock", lambda store, run_id: run_id)
-    found = study(*(in_environment(DIGESTS[n], lock, start_ms=n) for n, lock in enumerate(locks)))
-    assert sorted(row.jobs[0].label for row in found.rows) == sorted(f"resnet26_cifar10 bs128 {name}" for name in names)
-    (difference,) = found.environments
+    report_study = study(*(make_environment_row(DIGESTS[n], lock, start_ms=n) for n, lock in enumerate(locks)))
+    assert sorted(row.jobs[0].label for row in report_study.rows) == sorted(
+        f"resnet26_cifar10 bs128 {name}" for name in names
+    )
+    (difference,) = report_study.environments
     assert all(name in difference for name in names)
     assert not any(
-        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in make_cells(found)))
+        digest in text
+        for digest in DIGESTS
+        for text in (difference, *(cell.case.label for cell in make_cells(report_study)))
     )
 
 
 def test_an_environment_goes_without_saying_where_there_is_one_or_an_option_tells_apart() -> None:
-    alone = [in_environment(DIGESTS[0], "numpy==1")]
-    found = study(*alone)
-    assert (found.rows[0].jobs[0].label, found.environments) == ("resnet26_cifar10 bs128", ())
+    alone = [make_environment_row(DIGESTS[0], "numpy==1")]
+    report_study = study(*alone)
+    assert (report_study.rows[0].jobs[0].label, report_study.environments) == ("resnet26_cifar10 bs128", ())
     both = [
         copies("naive", 2, 9.0, own=params(environment_digest=name, lr=rate), start_ms=n)
         for n, (name, rate) in enumerate((("with a==1", 1), ("with a==2", 2)))

@@ -47,24 +47,24 @@ def rows(
     **changes: Any,
 ) -> list[Row]:
     """One job alone, and two naive ones that fill the GPU or share the scatter of the host."""
-    rng, made = random.Random(seed), []
+    rng, group_rows = random.Random(seed), []
     for block in range(1, blocks + 1):
         of_host = math.exp(rng.gauss(0, host))
         for mode, degree, rate in (("serial", 1, 1000.0), ("naive", 2, naive)):
             speed = rate / degree * of_host * math.exp(rng.gauss(0, scatter))
             metrics = {"energy_per_sample_j": energy_j * math.exp(rng.gauss(0, scatter))}
-            made.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
-    return made
+            group_rows.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
+    return group_rows
 
 
-def compared(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> dict[tuple[str, str], CaseChange]:
+def list_changes(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> dict[tuple[str, str], CaseChange]:
     """Changes by mode and quantity, of studies with one case for each mode."""
     (comparison,) = compare([study(*before)], study(*after), lambda _: tolerance)
     assert not comparison.missing and not comparison.added
     return {(change.mode, change.quantity.value): change for change in comparison.changes}
 
 
-def with_noisy_energy(seed: int, noise: float = 0.02, **changes: Any) -> list[Row]:
+def make_noisy_rows(seed: int, noise: float = 0.02, **changes: Any) -> list[Row]:
     """The same rows with the noise of a counter that is read for two seconds."""
     rng = random.Random(seed)
     return [
@@ -74,17 +74,17 @@ def with_noisy_energy(seed: int, noise: float = 0.02, **changes: Any) -> list[Ro
 
 
 def test_the_noise_of_energy_is_not_that_of_the_host() -> None:
-    full = compared(with_noisy_energy(1), with_noisy_energy(2))
+    full = list_changes(make_noisy_rows(1), make_noisy_rows(2))
     assert not full["naive", "energy"].is_drifting
-    waits = compared(with_noisy_energy(1, host=0.1), with_noisy_energy(2, host=0.1))
+    waits = list_changes(make_noisy_rows(1, host=0.1), make_noisy_rows(2, host=0.1))
     assert waits["naive", "energy"].is_drifting and waits["naive", "speed"].is_drifting
 
 
 def test_a_speedup_over_serial_decides_on_one_host_only() -> None:
     before, after = rows(1, host=0.1), rows(2, host=0.1, naive=900.0)
-    assert compared(before, after)["naive", "speed"].decided_by == "speed-up over serial"
+    assert list_changes(before, after)["naive", "speed"].decided_by == "speed-up over serial"
     elsewhere = [dataclasses.replace(row, gpu_uuid="GPU-2", boot_id="boot-2") for row in after]
-    change = compared(before, elsewhere)["naive", "speed"]
+    change = list_changes(before, elsewhere)["naive", "speed"]
     assert (change.decided_by, change.change) == ("", Change.UNDECIDED)
 
 
@@ -100,7 +100,7 @@ def test_the_test_is_that_of_welch_on_logarithms() -> None:
     assert (test.ratio.low, test.ratio.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
     assert test.ratio.median == pytest.approx(90.25 / 100)
     drifting = compare_studies(before, after, is_drifting=(True, True))
-    widths = [math.log(found.ratio.high / found.ratio.low) for found in (test, drifting)]
+    widths = [math.log(comparison.ratio.high / comparison.ratio.low) for comparison in (test, drifting)]
     assert widths[1] == pytest.approx(widths[0] * math.sqrt(DRIFT_BLOCKS))
 
 
@@ -137,25 +137,25 @@ def test_a_study_is_neither_faster_nor_slower_than_itself(members: list[Row]) ->
 def test_a_group_that_fills_the_gpu_is_decided_by_its_throughput(
     naive: float, tolerance: float, change: Change
 ) -> None:
-    changes = compared(rows(1), rows(2, naive), tolerance)
+    changes = list_changes(rows(1), rows(2, naive), tolerance)
     assert changes["naive", "speed"].change is change and changes["serial", "speed"].change is Change.EQUAL
     assert changes["naive", "speed"].ratio.median == pytest.approx(naive / 1500, rel=0.004)
     assert changes["naive", "speed"].p_adjusted < 0.05 and not changes["naive", "speed"].decided_by
 
 
 def test_energy_is_compared_where_both_have_it_and_never_makes_a_regression() -> None:
-    changes = compared(rows(1), rows(2, energy_j=0.011))
+    changes = list_changes(rows(1), rows(2, energy_j=0.011))
     assert changes["naive", "energy"].change is Change.MORE_ENERGY
-    assert compared(rows(1), rows(2, energy_j=0.009))["serial", "energy"].change is Change.LESS_ENERGY
+    assert list_changes(rows(1), rows(2, energy_j=0.009))["serial", "energy"].change is Change.LESS_ENERGY
     assert not any(change.change.is_regression for change in changes.values())
     without = [
         dataclasses.replace(r, metrics={k: v for k, v in r.metrics.items() if "energy" not in k}) for r in rows()
     ]
-    assert {quantity for _, quantity in compared(rows(1), without)} == {"speed"}
+    assert {quantity for _, quantity in list_changes(rows(1), without)} == {"speed"}
 
 
 def test_a_group_that_waits_for_the_host_is_decided_by_its_speed_up() -> None:
-    changes = compared(rows(1, host=0.1), rows(2, 1500.0 / 1.5, host=0.1))
+    changes = list_changes(rows(1, host=0.1), rows(2, 1500.0 / 1.5, host=0.1))
     assert changes["naive", "speed"].change is Change.SLOWER and changes["naive", "speed"].is_drifting
     assert changes["naive", "speed"].decided_by == "speed-up over serial"
     assert changes["naive", "speed"].decided_by_ratio.median == pytest.approx(1 / 1.5, rel=0.01)
@@ -168,34 +168,34 @@ def test_a_speed_up_that_fell_because_the_baseline_is_faster_is_no_slowdown() ->
         r if r.degree > 1 else copies("serial", 1, 1.4 * r.jobs[0].metrics["throughput_samples_per_s"], r.block)
         for r in rows(1, host=0.03)
     ]
-    naive = compared(rows(1, host=0.03), after)["naive", "speed"]
+    naive = list_changes(rows(1, host=0.03), after)["naive", "speed"]
     assert naive.decided_by_ratio.median == pytest.approx(1 / 1.4) and naive.change is Change.UNDECIDED
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (1, 1)])
 def test_nothing_is_told_of_fewer_than_five_blocks(before: int, after: int) -> None:
-    for change in compared(rows(1, blocks=before), rows(2, 700.0, blocks=after)).values():
+    for change in list_changes(rows(1, blocks=before), rows(2, 700.0, blocks=after)).values():
         assert change.change is Change.TOO_FEW and change.p_adjusted is None
         assert f"{min(before, after)} block{'s' * (min(before, after) > 1)} (5 needed)" in change.note
 
 
 def test_several_gpus_count_once_each_and_three_are_needed() -> None:
-    def on_gpus(seed: int, number: int, naive: float = 1500.0) -> list[Row]:
+    def spread_over_gpus(seed: int, number: int, naive: float = 1500.0) -> list[Row]:
         members = rows(seed, naive, blocks=6)
         return [dataclasses.replace(r, gpu_uuid=f"GPU-{r.block % number}") for r in members]
 
-    two, three = on_gpus(1, 2), on_gpus(1, 3)
-    assert compared(two, on_gpus(2, 3))["naive", "speed"].note == "before: 2 GPUs (3 needed)"
-    naive = compared(three, on_gpus(2, 3, 1000.0))["naive", "speed"]
+    two, three = spread_over_gpus(1, 2), spread_over_gpus(1, 3)
+    assert list_changes(two, spread_over_gpus(2, 3))["naive", "speed"].note == "before: 2 GPUs (3 needed)"
+    naive = list_changes(three, spread_over_gpus(2, 3, 1000.0))["naive", "speed"]
     assert naive.change is Change.SLOWER and naive.ratio.n == 3 and not naive.is_drifting
 
 
 def services(ms: float, seed: int, sustained: float = 1.0) -> list[Row]:
-    own, rng = params("infer", given_rate="10", precision="fp32"), random.Random(seed)
+    service_params, rng = params("infer", given_rate="10", precision="fp32"), random.Random(seed)
     return [
         row(
             mode,
-            tuple(job(index, own, 10.0) for index in range(2)),
+            tuple(job(index, service_params, 10.0) for index in range(2)),
             block,
             metrics={"latency_p99_worst_ms": ms * math.exp(rng.gauss(0, 0.001)), "sustained_worst_ratio": sustained},
         )
@@ -205,22 +205,22 @@ def services(ms: float, seed: int, sustained: float = 1.0) -> list[Row]:
 
 
 def test_services_are_compared_by_latency_and_fail_if_they_do_not_sustain_their_rate() -> None:
-    slower = compared(services(20.0, 1), services(22.0, 2))["naive", "speed"]
+    slower = list_changes(services(20.0, 1), services(22.0, 2))["naive", "speed"]
     assert (slower.change, slower.measure, slower.unit) == (Change.SLOWER, "p99 latency of the slowest job", "ms")
     assert slower.ratio.median == pytest.approx(20 / 22, rel=0.01) and slower.after.figure.median > 21
 
 
 def test_fixed_work_is_compared_by_its_time() -> None:
-    def timed(seconds: float, seed: int) -> list[Row]:
+    def make_timed_rows(seconds: float, seed: int) -> list[Row]:
         rng = random.Random(seed)
-        made = []
+        timed_rows = []
         for block in range(1, 6):
             jobs = tuple(job(index, params(), None, metrics={"makespan_s": seconds}) for index in range(2))
             metrics = {"makespan_s": seconds * math.exp(rng.gauss(0, 0.001))}
-            made.append(row("naive", jobs, block, window=WindowKind.WORK, metrics=metrics))
-        return made
+            timed_rows.append(row("naive", jobs, block, window=WindowKind.WORK, metrics=metrics))
+        return timed_rows
 
-    change = compared(timed(10.0, 1), timed(11.0, 2))["naive", "speed"]
+    change = list_changes(make_timed_rows(10.0, 1), make_timed_rows(11.0, 2))["naive", "speed"]
     assert (change.change, change.measure) == (Change.SLOWER, "total time")
     assert change.ratio.median == pytest.approx(10 / 11, rel=0.01)
 
@@ -231,19 +231,19 @@ def test_fixed_work_is_compared_by_its_time() -> None:
 )
 def test_a_case_that_fails_now_is_a_regression(result: Result, change: Change) -> None:
     after = [dataclasses.replace(r, result=result, reason="why") if r.degree == 2 else r for r in rows(2)]
-    naive = compared(rows(1), after)["naive", "speed"]
+    naive = list_changes(rows(1), after)["naive", "speed"]
     assert naive.change is change and naive.note.startswith("after: ") and naive.note.endswith("why")
     assert change.is_regression == (change is Change.FAILS)
-    assert compared(after, rows(1))["naive", "speed"].change is Change.NOT_COMPARED
+    assert list_changes(after, rows(1))["naive", "speed"].change is Change.NOT_COMPARED
 
 
 def test_what_differs_is_listed_with_two_commits_of_one_study() -> None:
-    def changed(r: Row, **facts: str) -> Row:
+    def change_facts(r: Row, **facts: str) -> Row:
         return dataclasses.replace(r, facts={**r.facts, **facts})
 
-    before = study(*(changed(r, git_commit="aaaa" if r.block < 3 else "bbbb") for r in rows(1)))
-    after = study(*(changed(r, driver_version="590.48", git_commit="bbbb") for r in rows(2, device=H200)))
-    assert [dataclasses.astuple(found) for found in list_differences(before, after)] == [
+    before = study(*(change_facts(r, git_commit="aaaa" if r.block < 3 else "bbbb") for r in rows(1)))
+    after = study(*(change_facts(r, driver_version="590.48", git_commit="bbbb") for r in rows(2, device=H200)))
+    assert [dataclasses.astuple(difference) for difference in list_differences(before, after)] == [
         ("GPU model", "NVIDIA H100 80GB HBM3", H200),
         ("git commit", "aaaa, bbbb", "bbbb"),
         ("driver", "580.159.04", "590.48"),
@@ -281,7 +281,7 @@ def test_the_exit_status_says_whether_anything_is_slower(run: Run) -> None:
     assert run({"before": studies["before"], "after": study(*rows(3))})[0] == 0
 
 
-def refused(result: tuple[int, str, str]) -> str:
+def get_refusal(result: tuple[int, str, str]) -> str:
     status, out, err = result
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
     return err
@@ -292,17 +292,17 @@ def test_bad_input_is_one_line(run: Run) -> None:
     only_serial = study(*(r for r in rows(2) if r.degree == 1))
     simulated = study(*rows(2, is_simulated=True))
     other = study(*(copies("naive", 2, 10.0, block, params("other")) for block in range(1, 6)))
-    assert "needs two studies" in refused(run({"before": before}))
-    error = refused(run({"before": before, "after": only_serial}))
+    assert "needs two studies" in get_refusal(run({"before": before}))
+    error = get_refusal(run({"before": before, "after": only_serial}))
     assert "after lacks 1 case of before: 2 x resnet26_cifar10 bs128, naive; add --allow-missing" in error
-    error = refused(run({"before": before, "after": other}, "--allow-missing"))
+    error = get_refusal(run({"before": before, "after": other}, "--allow-missing"))
     assert "no case in common (before '1 x resnet26_cifar10 bs128, serial', after '2 x other bs128, naive')" in error
-    assert "after is simulated and before is not" in refused(run({"before": before, "after": simulated}))
+    assert "after is simulated and before is not" in get_refusal(run({"before": before, "after": simulated}))
     for tolerance in ("five", "-1", "100", "nan", "x=", "x=5"):
-        assert "--tolerance" in refused(run({"before": before, "after": after}, "--tolerance", tolerance))
-    assert ".csv, .md, .json" in refused(run({"before": before, "after": after}, "--out", "x.html"))
-    assert "could not write" in refused(run({"before": before, "after": after}, "--out", "/nowhere/x.md"))
-    assert "--study: 3 values for 2" in refused(run({"before": before, "after": after}, *["--study", "a"] * 3))
+        assert "--tolerance" in get_refusal(run({"before": before, "after": after}, "--tolerance", tolerance))
+    assert ".csv, .md, .json" in get_refusal(run({"before": before, "after": after}, "--out", "x.html"))
+    assert "could not write" in get_refusal(run({"before": before, "after": after}, "--out", "/nowhere/x.md"))
+    assert "--study: 3 values for 2" in get_refusal(run({"before": before, "after": after}, *["--study", "a"] * 3))
 
 
 def test_cases_of_one_study_are_listed(run: Run) -> None:
@@ -328,22 +328,22 @@ def test_of_several_references_those_on_the_gpu_model_of_the_newest_study_count(
     }
     file = tmp_path / "found.json"
     status, out, _ = run(studies, "--out", str(file))
-    told = json.loads(file.read_text())
-    assert status == told["status"] == 1 and "of h200" not in out
+    report = json.loads(file.read_text())
+    assert status == report["status"] == 1 and "of h200" not in out
     verdicts = {
         reference["study"]["source"]: {
             change["mode"]: change["change"]
             for change in reference["comparison"]["changes"]
             if change["quantity"] == Quantity.SPEED
         }
-        for reference in told["references"]
+        for reference in report["references"]
     }
     equal = {"serial": "equal", "naive": "equal"}
     assert verdicts == {"old": equal, "new": equal | {"naive": "slower"}}
     del studies["old"], studies["new"]
     assert "GPU model: NVIDIA H200 before, NVIDIA H100 80GB HBM3 after" in run(studies)[1]
     two = {"a": studies["h200"], "b": study(*rows(5, device=H200)), "after": studies["after"]}
-    assert "no reference was measured on NVIDIA H100" in refused(run(two))
+    assert "no reference was measured on NVIDIA H100" in get_refusal(run(two))
 
 
 def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> None:
@@ -352,13 +352,13 @@ def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> 
     run(studies, "--out", str(table))
     run(studies, "--out", str(page))
     note, _, text = table.read_text().partition("\n")
-    found = list(csv.DictReader(io.StringIO(text)))
-    assert note.startswith("# Medians over blocks") and len(found) == 4
-    assert [(line["mode"], line["verdict"]) for line in found if line["quantity"] == "speed"] == [
+    table_rows = list(csv.DictReader(io.StringIO(text)))
+    assert note.startswith("# Medians over blocks") and len(table_rows) == 4
+    assert [(line["mode"], line["verdict"]) for line in table_rows if line["quantity"] == "speed"] == [
         ("serial", "equal"),
         ("naive", "slower"),
     ]
-    assert float(found[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
+    assert float(table_rows[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
     lines = page.read_text().splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("| speed |"))
     assert {line.count("|") for line in lines[head : head + 4]} == {lines[head].count("|")}

@@ -39,13 +39,13 @@ TIMELINE = GroupSeries(
 
 
 @pytest.fixture(scope="module")
-def whole() -> Content:
+def full_content() -> Content:
     return make_content(study(*collocation_study()), TIMELINE)
 
 
 @pytest.fixture(scope="module")
-def page(whole: Content) -> str:
-    return render(whole)
+def page(full_content: Content) -> str:
+    return render(full_content)
 
 
 class Checker(HTMLParser):
@@ -85,17 +85,17 @@ class Checker(HTMLParser):
 
 
 def test_the_page_is_well_formed_and_needs_nothing_beside_it(page: str) -> None:
-    found = Checker(page)
-    assert len(found.ids) == len(set(found.ids))
-    assert all(target.startswith("#") for target in found.loads + found.links)
-    assert {target[1:] for target in found.loads + found.links} <= set(found.ids)
+    checker = Checker(page)
+    assert len(checker.ids) == len(set(checker.ids))
+    assert all(target.startswith("#") for target in checker.loads + checker.links)
+    assert {target[1:] for target in checker.loads + checker.links} <= set(checker.ids)
     assert "url(http" not in page and "@import" not in page
 
 
-def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str) -> None:
-    assert [figure.name for figure in whole.figures if f'id="figure-{figure.name}"' not in page] == []
-    assert [t.name for t in whole.tables if f'id="table-{t.name}"' not in page] == []
-    names = [figure.name for figure in whole.figures]
+def test_the_page_has_every_figure_and_table_in_order(full_content: Content, page: str) -> None:
+    assert [figure.name for figure in full_content.figures if f'id="figure-{figure.name}"' not in page] == []
+    assert [t.name for t in full_content.tables if f'id="table-{t.name}"' not in page] == []
+    names = [figure.name for figure in full_content.figures]
     assert {"mixes-total-time", "gain", "energy-per-sample", "over-time"} <= set(names)
     assert sum(name.startswith("workload-") for name in names) == 3
     assert page.index('id="figure-gain"') < page.index('<h2 id="verdicts">')
@@ -104,8 +104,8 @@ def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str)
     assert positions == sorted(positions)
 
 
-def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
-    gain, energy, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
+def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(full_content: Content) -> None:
+    gain, energy, least, mode, sure = write_answer(full_content.study, full_content.cells, full_content.winners)
     assert energy == "For the same work, their energy is 0.33 times that of serial."
     assert re.fullmatch(
         r"On one NVIDIA H100 80GB HBM3, 3 resnet26_cifar10 bs128 under MPS reach 2\.\d\d times \(.*\) the serial "
@@ -119,25 +119,25 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     won = "MPS is fastest in 8 of the 10 cases with several jobs and naive in 1"
     assert mode == f"{won}; there is no verdict in 1."
     assert sure == "5 complete blocks; intervals are 95 %, verdicts are corrected for all comparisons."
-    assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in count_unranked(whole.cells)
-    (reason,) = {cell.reason for cell in whole.cells if cell.finding is Result.SKIPPED}
-    assert count_unranked(whole.cells).endswith(f"they are not ranked. MIG: {reason}.")
-    assert describe_missing(whole.study) == []
+    assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in count_unranked(full_content.cells)
+    (reason,) = {cell.reason for cell in full_content.cells if cell.finding is Result.SKIPPED}
+    assert count_unranked(full_content.cells).endswith(f"they are not ranked. MIG: {reason}.")
+    assert describe_missing(full_content.study) == []
 
 
 def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() -> None:
-    def pooled(*gpus: str) -> Study:
+    def pool_gpus(*gpus: str) -> Study:
         pairs = [("serial", 1), ("naive", 2)]
-        each = [(block, gpu, pair) for block, gpu in enumerate(gpus, start=1) for pair in pairs]
-        return study(*(copies(*pair, 9.0, block, gpu_uuid=gpu, boot_id=gpu) for block, gpu, pair in each))
+        block_groups = [(block, gpu, pair) for block, gpu in enumerate(gpus, start=1) for pair in pairs]
+        return study(*(copies(*pair, 9.0, block, gpu_uuid=gpu, boot_id=gpu) for block, gpu, pair in block_groups))
 
     first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
-    assert describe_setup(pooled(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
-    assert describe_setup(pooled(first, first, first, second))[1] == (
+    assert describe_setup(pool_gpus(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
+    assert describe_setup(pool_gpus(first, first, first, second))[1] == (
         "The blocks ran on 2 GPUs: 1 to 3 on NVIDIA H100 80GB HBM3 GPU-11111111 "
         "and 4 on NVIDIA H100 80GB HBM3 GPU-22222222."
     )
-    assert write_answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3, no group")
+    assert write_answer(pool_gpus(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3, no group")
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
         *(copies(m, d, r * (1 + b / 100), b, own=fp32, gpu_uuid=first) for b in range(1, 6) for m, d, r in modes),
         *(copies(m, d, r, b, own=bf16, gpu_uuid=second) for b in (6, 7) for m, d, r in modes),
     ]
-    found = make_content(study(*rows))
-    *_, won, sure = write_answer(found.study, found.cells, found.winners)
+    content = make_content(study(*rows))
+    *_, won, sure = write_answer(content.study, content.cells, content.winners)
     start = "Naive is fastest in 1 of the 2 cases with several jobs; there is no verdict in 1."
     assert won == start
     assert sure.endswith("for all comparisons; 1 case with too few blocks or GPUs for a verdict.")
@@ -158,28 +158,28 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
 
 @pytest.mark.slow
 def test_precisions_are_lines_and_rows_of_their_own() -> None:
-    found = [
+    precision_rows = [
         copies(mode, degree, rate, block, own=params(precision=precision))
         for block in (1, 2)
         for precision in ("default", "bf16")
         for mode, degree, rate in (("serial", 1, 9.0), ("mps", 2, 8.0))
     ]
-    content = make_content(study(*found))
+    content = make_content(study(*precision_rows))
     for precision in ("default precision", "bf16"):
-        assert f">resnet26_cifar10 bs128 ({precision})<" in svg_of(content, "gain")
+        assert f">resnet26_cifar10 bs128 ({precision})<" in get_svg(content, "gain")
         assert sum(f"({precision})" in str(row[0]) for table in content.tables for row in table.rows) > 3
 
 
-def test_every_comparison_is_in_a_folded_table_and_its_verdict_with_it(whole: Content, page: str) -> None:
+def test_every_comparison_is_in_a_folded_table_and_its_verdict_with_it(full_content: Content, page: str) -> None:
     ((compared, without),) = re.findall(
         r"<details><summary>All (\d+) comparisons, and (\d+) groups without a figure</summary>", page
     )
-    assert int(compared) == sum(verdict.ratio is not None for verdict in whole.verdicts) >= 30
-    assert int(compared) + int(without) == len(whole.verdicts)
+    assert int(compared) == sum(verdict.ratio is not None for verdict in full_content.verdicts) >= 30
+    assert int(compared) + int(without) == len(full_content.verdicts)
     table = page[page.index('id="table-verdicts"') :]
     body = table[: table.index("</section>")]
     for decision in (Decision.BETTER, Decision.WORSE, Decision.NO_VERDICT, Decision.NOT_RANKED):
-        number = sum(verdict.decision is decision for verdict in whole.verdicts)
+        number = sum(verdict.decision is decision for verdict in full_content.verdicts)
         assert body.count(f">{decision.value}</td>") == number > 0
 
 
@@ -189,9 +189,9 @@ def grid_lines(content: Content) -> dict[tuple[str, int], dict[str, list[Entry]]
     return {(line.case, line.degree): dict(zip(of_modes, map(list, line.entries), strict=True)) for line in grid.lines}
 
 
-def test_a_grid_has_a_row_for_each_case_with_the_fastest_mode_in_bold(whole: Content, page: str) -> None:
-    lines = grid_lines(whole)
-    of_several = {(winner.case.label, winner.degree): winner for winner in whole.winners}
+def test_a_grid_has_a_row_for_each_case_with_the_fastest_mode_in_bold(full_content: Content, page: str) -> None:
+    lines = grid_lines(full_content)
+    of_several = {(winner.case.label, winner.degree): winner for winner in full_content.winners}
     assert set(of_several) <= set(lines)
     best = lines["resnet26_cifar10 bs128", 3]
     assert re.fullmatch(r"2\.\d\d \(2\.\d\d-2\.\d\d\)", best["MPS"][0].text) and best["MPS"][0].state == BEST
@@ -209,76 +209,81 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
     mix = tuple(job(i, params(name), 5.0, size=size) for i, (name, size) in enumerate((("big", "L"), ("small", "S"))))
     alone = [row("serial", (job(0, params(name), 5.0),), block) for block in (1, 2) for name in ("big", "small")]
     content = make_content(study(*alone, *(row("mps", mix, block) for block in (1, 2))))
-    said = write_answer(content.study, content.cells, content.winners)
+    sentences = write_answer(content.study, content.cells, content.winners)
     assert (
-        said[0] == "On one NVIDIA H100 80GB HBM3, L+S (L: big, S: small) under MPS reach 2.00 times the serial speed."
+        sentences[0]
+        == "On one NVIDIA H100 80GB HBM3, L+S (L: big, S: small) under MPS reach 2.00 times the serial speed."
     )
-    assert max(len(sentence.split()) for sentence in said) <= 30
+    assert max(len(sentence.split()) for sentence in sentences) <= 30
     first = re.search(r'<p class="answer">(.*?)</p>', render(content))
     assert first is not None and len(first[1].split()) <= 30
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("rates", "said"),
+    ("rates", "opening"),
     [
         ({2: 5.0, 3: 3.0}, "On one NVIDIA H100 80GB HBM3, sharing gains nothing: at most 1.00 times the serial speed"),
         ({2: 9.0, 3: 3.0}, "Sharing gains nothing for 3 resnet26_cifar10 bs128."),
         ({2: 9.0, 3: 4.0}, "The smallest speed-up is 1.20 times, with 3 resnet26_cifar10 bs128 under naive."),
     ],
 )
-def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], said: str) -> None:
+def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], opening: str) -> None:
     shared = [copies("naive", degree, rate, block) for degree, rate in rates.items() for block in (1, 2)]
     content = make_content(study(*(copies("serial", 1, 10.0, block) for block in (1, 2)), *shared))
     sentences = write_answer(content.study, content.cells, content.winners)
-    assert any(sentence.startswith(said) for sentence in sentences)
+    assert any(sentence.startswith(opening) for sentence in sentences)
     assert "least gain of a fastest mode" not in " ".join(sentences)
 
 
 @pytest.mark.slow
-def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(whole: Content) -> None:
+def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(full_content: Content) -> None:
     again = make_content(study(*collocation_study()), TIMELINE)
-    assert [figure.svg for figure in again.figures] == [figure.svg for figure in whole.figures]
-    assert render(again) == render(whole)
-    for figure in whole.figures:
+    assert [figure.svg for figure in again.figures] == [figure.svg for figure in full_content.figures]
+    assert render(again) == render(full_content)
+    for figure in full_content.figures:
         assert ElementTree.fromstring(figure.svg).tag.endswith("svg")
 
 
-def svg_of(content: Content, name: str) -> str:
+def get_svg(content: Content, name: str) -> str:
     return next(figure.svg for figure in content.figures if figure.name.startswith(name))
 
 
 @pytest.mark.slow
-def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
-    assert ">oom<" in svg_of(whole, "workload-resnet152")
-    assert ">14 %<" in svg_of(whole, "workload-resnet26") and ">wrong results<" in svg_of(whole, "workload-resnet26")
-    assert ">skipped<" in svg_of(whole, "mixes")
-    assert ">7: MPS % wrong results<" in svg_of(whole, "gain")
-    (gain,) = [figure for figure in whole.figures if figure.name == "gain"]
+def test_what_has_no_figure_is_a_labelled_box(full_content: Content) -> None:
+    assert ">oom<" in get_svg(full_content, "workload-resnet152")
+    assert ">14 %<" in get_svg(full_content, "workload-resnet26") and ">wrong results<" in get_svg(
+        full_content, "workload-resnet26"
+    )
+    assert ">skipped<" in get_svg(full_content, "mixes")
+    assert ">7: MPS % wrong results<" in get_svg(full_content, "gain")
+    (gain,) = [figure for figure in full_content.figures if figure.name == "gain"]
     assert gain.sketch.caption.endswith("Without a figure: resnet152_imagenet bs128.")
-    assert "alone, CUDA graph" in svg_of(whole, "gain")
+    assert "alone, CUDA graph" in get_svg(full_content, "gain")
 
 
-def test_each_mode_has_its_colour_in_every_figure(whole: Content, page: str) -> None:
+def test_each_mode_has_its_colour_in_every_figure(full_content: Content, page: str) -> None:
     for name in ("workload-resnet26", "mixes", "gain", "energy"):
-        assert NAIVE.colour in svg_of(whole, name) and MPS.colour in svg_of(whole, name)
+        assert NAIVE.colour in get_svg(full_content, name) and MPS.colour in get_svg(full_content, name)
     assert "prefers-color-scheme: dark" in page
     swatch = re.search(r'<i style="background: var\((--[\w-]+)\)"></i>MPS</td>', page)
     assert swatch is not None and f"{swatch[1]}: {MPS.colour}" in page and f"{swatch[1]}: {MPS.dark_colour}" in page
     colours = {colour for mode in MODES.values() for colour in (mode.colour, mode.dark_colour)}
-    others = svg_of(whole, "over-time").replace(MPS.colour, "")  # of the bars of the jobs, which ran under MPS
-    assert [colour for colour in colours if colour in others] == []
+    job_bars = get_svg(full_content, "over-time").replace(
+        MPS.colour, ""
+    )  # of the bars of the jobs, which ran under MPS
+    assert [colour for colour in colours if colour in job_bars] == []
 
 
 @pytest.mark.slow
-def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Content, page: str) -> None:
+def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(full_content: Content, page: str) -> None:
     simulated = make_content(
         study(*(dataclasses.replace(r, is_simulated=True) for r in collocation_study(2))), TIMELINE
     )
-    assert len(simulated.figures) == len(whole.figures)
+    assert len(simulated.figures) == len(full_content.figures)
     assert all(STAMP in figure.svg for figure in simulated.figures)
     assert '<p class="stamp">' in render(simulated)
-    assert not any(STAMP in figure.svg for figure in whole.figures)
+    assert not any(STAMP in figure.svg for figure in full_content.figures)
     assert '<p class="stamp">' not in page
 
 
@@ -294,7 +299,7 @@ def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
         ),
     )
     for timeline, panels in ((TIMELINE, ["activity (share)"]), (divided, ["GRACT (share)", "SMACT (share)"])):
-        svg = svg_of(make_content(study(), timeline), "over-time")
+        svg = get_svg(make_content(study(), timeline), "over-time")
         assert [f"{name} (share)" for name in re.findall(r">([^<>]*) \(share\)<", svg)] == panels
     assert [svg.count(f">{place or 'whole GPU'}<") for place in places] == [2] * len(places), "a legend for each"
 
@@ -303,20 +308,20 @@ HOSTILE = "</title><script>alert('x')</script>$x_{1}$ \x00\x1b[31m <b onload=\"y
 
 
 def hostile_rows() -> list[Row]:
-    own = params(HOSTILE, model="x")
-    found = []
+    hostile_params = params(HOSTILE, model="x")
+    group_rows = []
     for block in (1, 2):
-        found.append(row("serial", (job(0, own, 100.0),), block, name=HOSTILE))
-        found.append(row("naive", tuple(job(i, own, 80.0) for i in range(2)), block, name=HOSTILE))
+        group_rows.append(row("serial", (job(0, hostile_params, 100.0),), block, name=HOSTILE))
+        group_rows.append(row("naive", tuple(job(i, hostile_params, 80.0) for i in range(2)), block, name=HOSTILE))
         sized = [(params(HOSTILE), "M<i>"), (params("other"), "S")]
         mixed = tuple(job(i, p, 60.0, size=size) for i, (p, size) in enumerate(sized))
-        found.append(row("naive", mixed, block, name=HOSTILE, result=Result.OOM, reason=HOSTILE))
-    return found
+        group_rows.append(row("naive", mixed, block, name=HOSTILE, result=Result.OOM, reason=HOSTILE))
+    return group_rows
 
 
 def test_hostile_names_are_shown_as_text() -> None:
-    found = dataclasses.replace(study(*hostile_rows()), experiment=HOSTILE)
-    text = render(make_content(found, dataclasses.replace(TIMELINE, name=HOSTILE)))
+    hostile_study = dataclasses.replace(study(*hostile_rows()), experiment=HOSTILE)
+    text = render(make_content(hostile_study, dataclasses.replace(TIMELINE, name=HOSTILE)))
     Checker(text)
     assert "<script" not in text and "<b onload" not in text and "<i>" not in text
     assert "\x00" not in text and "\x1b" not in text
@@ -325,11 +330,11 @@ def test_hostile_names_are_shown_as_text() -> None:
 
 def test_a_half_run_study_says_what_is_missing() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
-    found = dataclasses.replace(study(*rows, None), num_planned=6)
-    said = " ".join(describe_missing(found))
-    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in said
-    assert "5 of 6 planned groups" in said and "One run was left out (no result" in said
-    text = render(make_content(found))
+    partial_study = dataclasses.replace(study(*rows, None), num_planned=6)
+    missing = " ".join(describe_missing(partial_study))
+    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in missing
+    assert "5 of 6 planned groups" in missing and "One run was left out (no result" in missing
+    text = render(make_content(partial_study))
     assert '<details class="missing" id="missing" open>' in text and "lacks 1 of 3 groups" in text
     none = "there is no verdict on the fastest mode in the one case with several jobs"
     assert f"{none} (one complete block; intervals need 3, verdicts 5)." in text
@@ -351,27 +356,27 @@ def test_an_empty_study_is_a_page_that_says_so() -> None:
 @pytest.mark.slow
 def test_a_panel_that_no_group_has_is_left_out_and_a_missing_figure_of_some_is_said() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2))]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert "GRACT" not in svg and "peak memory" not in svg and "not measured" not in svg
     rows = [*rows, *(copies("mps", 2, 10.0, b, metrics={"memory_peak_mib": 100.0}) for b in (1, 2, 3))]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert ">peak memory of the GPU<" in svg and ">not measured<" in svg and "GRACT" not in svg
 
 
 def test_a_steady_window_is_told_by_rates_and_not_by_its_own_length() -> None:
-    own = params(**{"job.samples_per_epoch": ""})
+    job_params = params(**{"job.samples_per_epoch": ""})
     rows = [
-        copies(scenario, degree, 10.0, own=own, metrics={"makespan_s": 5.0})
+        copies(scenario, degree, 10.0, own=job_params, metrics={"makespan_s": 5.0})
         for scenario, degree in (("serial", 1), ("naive", 2))
     ]
-    svg = svg_of(make_content(study(*rows)), "workload")
+    svg = get_svg(make_content(study(*rows)), "workload")
     assert ">throughput of all jobs<" in svg and "total time" not in svg
 
 
 @pytest.mark.slow
 def test_a_group_over_time_without_activity_keeps_its_time_axis() -> None:
     rows = [copies(s, d, 10.0) for s, d in (("serial", 1), ("naive", 2))]
-    svg = svg_of(make_content(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
+    svg = get_svg(make_content(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
     assert "activity" not in svg and ">8<" in svg  # seconds
 
 
@@ -389,19 +394,19 @@ def test_small_energies_are_in_millijoules_and_files_for_machines_in_joules() ->
     }
     (results,) = [table for table in content.tables if table.name == "results"]
     assert results.rows[0][results.columns.index("energy per sample (J)")] == 0.00456
-    assert ">mJ per sample<" in svg_of(content, "energy")
+    assert ">mJ per sample<" in get_svg(content, "energy")
 
 
 @pytest.mark.slow
-def test_panels_stand_beside_each_other_or_below_on_a_narrow_screen(whole: Content, page: str) -> None:
-    (gain,) = [figure for figure in whole.figures if figure.name == "gain"]
+def test_panels_stand_beside_each_other_or_below_on_a_narrow_screen(full_content: Content, page: str) -> None:
+    (gain,) = [figure for figure in full_content.figures if figure.name == "gain"]
     panels = [part for part in gain.parts if part.row == 1]
     width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', gain.svg)[0])
     assert len(panels) > 1 and sum(part.width for part in panels) == pytest.approx(width, rel=0.1)
-    assert all(left.x + left.width <= right.x + 10 for left, right in itertools.pairwise(panels))
+    assert all(first.x + first.width <= second.x + 10 for first, second in itertools.pairwise(panels))
     shown = page[page.index('id="figure-gain"') : page.index("</figure>", page.index('id="figure-gain"'))]
     assert shown.count("<svg viewBox") == len(gain.parts) and 'class="row"' in shown
-    assert "max-width: 700px" in page and not any(part.row == 1 for part in whole.figures[-1].parts)
+    assert "max-width: 700px" in page and not any(part.row == 1 for part in full_content.figures[-1].parts)
 
 
 @pytest.mark.parametrize(
@@ -439,24 +444,26 @@ def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
         for block in (1, 2, 3)
         for scenario, seconds in (("serial", 30.0), ("mps", 20.0))
     ]
-    svg = svg_of(make_content(study(*rows)), "mixes")
+    svg = get_svg(make_content(study(*rows)), "mixes")
     assert "total time (s)" in svg and SERIAL.colour in svg
 
 
-def test_our_figures_say_their_intervals_on_the_page_and_the_files_have_the_bounds(whole: Content, page: str) -> None:
-    (paper,) = [table for table in whole.tables if table.name == "paper"]
+def test_our_figures_say_their_intervals_on_the_page_and_the_files_have_the_bounds(
+    full_content: Content, page: str
+) -> None:
+    (paper,) = [table for table in full_content.tables if table.name == "paper"]
     assert {"ours", "low", "high", "mind"} < set(paper.columns)
     of_page = page[page.index('id="table-paper') :]
     heads = re.findall(r'scope="col">([^<]+)<', of_page[: of_page.index("</thead>")])
     assert "low" not in heads and "ours" in heads
-    said = [str(row[paper.columns.index("ours")]) for row in paper.rows]
-    intervals = [words for words in said if " to " in words]
+    values = [str(row[paper.columns.index("ours")]) for row in paper.rows]
+    intervals = [words for words in values if " to " in words]
     assert intervals and all(words in of_page for words in intervals)
 
 
 def test_the_group_over_time_is_the_mix_of_the_paper_else_the_largest() -> None:
-    found = study(*collocation_study(2))
-    chosen = choose_group(found)
+    mixed_study = study(*collocation_study(2))
+    chosen = choose_group(mixed_study)
     assert chosen is not None
     assert ([one.size for one in chosen.jobs], chosen.scenario, chosen.block) == (["M", "S", "S"], "mps", 1)
     largest = choose_group(study(*(r for r in collocation_study(1) if not r.is_mix)))

@@ -26,7 +26,7 @@ def settings(window: str) -> tuple[tuple[str, str], ...]:
     return (("device", GPU), ("window", window), ("seed", "0"), ("pinned CPUs", "false"))
 
 
-def measured(
+def measure_store(
     number: int,
     lock: str = TORCH,
     window: str = SLICES[0],
@@ -36,15 +36,15 @@ def measured(
 ) -> list[Row]:
     """One store: its own GPU, host and plan, five blocks of one job alone and of two naive jobs that fill the GPU."""
     rows = []
-    own = params(environment_digest=lock, script=script)
+    job_params = params(environment_digest=lock, script=script)
     for block, speed in enumerate(host, start=1):
         for scenario, degree, rate in (("serial", 1, 1000.0 * speed), ("naive", 2, 750.0)):
-            made = copies(
+            group_row = copies(
                 scenario,
                 degree,
                 rate * (1 + 0.0001 * number * block),
                 block,
-                own,
+                job_params,
                 window=WindowKind.INTERLEAVED,
                 settings=settings(window),
                 gpu_uuid=f"GPU-{number}",
@@ -55,10 +55,10 @@ def measured(
             )
             jobs = tuple(
                 dataclasses.replace(job, digest=f"{job.digest}{code}", program_digest=f"program{code}", run_id=lock)
-                for job in made.jobs
+                for job in group_row.jobs
             )
-            key = made.key.replace(made.jobs[0].digest, jobs[0].digest)
-            rows.append(dataclasses.replace(made, jobs=jobs, key=key))
+            key = group_row.key.replace(group_row.jobs[0].digest, jobs[0].digest)
+            rows.append(dataclasses.replace(group_row, jobs=jobs, key=key))
     return rows
 
 
@@ -74,7 +74,9 @@ def compare(*stores: list[Row]) -> tuple[Study, list[Contrast]]:
 
 def test_packages_slices_and_versions_that_compute_the_same_are_pooled() -> None:
     other = f"{TORCH}\nargcomplete==3.7.2\nidna==3.20".replace("3.12.3", "3.12.4")
-    study, comparisons = compare(measured(1), measured(2, lock=other, window=SLICES[1]), measured(3, code="b"))
+    study, comparisons = compare(
+        measure_store(1), measure_store(2, lock=other, window=SLICES[1]), measure_store(3, code="b")
+    )
     (verdict,) = comparisons
     assert (verdict.num_gpus, verdict.num_blocks, verdict.decision) == (3, 15, Decision.BETTER)
     assert study.left_out == {} and all(block.num_missing == 0 for block in study.blocks)
@@ -96,22 +98,27 @@ def test_packages_slices_and_versions_that_compute_the_same_are_pooled() -> None
 )
 def test_programs_that_compute_differently_are_separate_cases(changed: dict[str, Any]) -> None:
     first = {"script": changed.get("script", OWN)}
-    _, comparisons = compare(measured(1, **first), measured(2, **first), measured(3, **changed))
+    _, comparisons = compare(measure_store(1, **first), measure_store(2, **first), measure_store(3, **changed))
     assert all(verdict.num_gpus < 3 for verdict in comparisons)
 
 
 def test_a_plan_that_compares_slices_or_programs_keeps_them_apart() -> None:
-    plan = [*measured(1), *(dataclasses.replace(row, start="start-1") for row in measured(1, window=SLICES[1]))]
+    plan = [
+        *measure_store(1),
+        *(dataclasses.replace(row, start="start-1") for row in measure_store(1, window=SLICES[1])),
+    ]
     study, _ = compare(plan)
     assert {row.setting for row in study.rows} == {f"window {window}" for window in SLICES}
-    versions = [*measured(1), *(dataclasses.replace(row, start="start-1") for row in measured(1, code="b"))]
-    _, comparisons = compare(versions, measured(2, code="c"))
+    versions = [*measure_store(1), *(dataclasses.replace(row, start="start-1") for row in measure_store(1, code="b"))]
+    _, comparisons = compare(versions, measure_store(2, code="c"))
     assert {verdict.num_gpus for verdict in comparisons} == {1}
 
 
 def test_an_older_version_in_the_same_store_does_not_count() -> None:
-    newer = [dataclasses.replace(row, start="later", start_ms=row.start_ms + 10**9) for row in measured(1, code="b")]
-    study, (verdict,) = compare([*measured(1), *newer], measured(2, code="c"))
+    newer = [
+        dataclasses.replace(row, start="later", start_ms=row.start_ms + 10**9) for row in measure_store(1, code="b")
+    ]
+    study, (verdict,) = compare([*measure_store(1), *newer], measure_store(2, code="c"))
     assert study.left_out == {"older plan: a program, its options or its environment changed since": 10}
     assert verdict.num_gpus == 2
 
@@ -132,10 +139,10 @@ def test_the_packages_that_compute() -> None:
 
 def test_figures_over_a_job_that_waits_for_the_host_are_not_decided_over_several_hosts() -> None:
     hosts = [(1.0, 0.95, 1.04, 0.97, 1.05), (0.75, 0.72, 0.78, 0.7, 0.77), (0.9, 0.93, 0.88, 0.91, 0.86)]
-    _, (pooled,) = compare(*(measured(number, host=host) for number, host in enumerate(hosts, 1)))
+    _, (pooled,) = compare(*(measure_store(number, host=host) for number, host in enumerate(hosts, 1)))
     assert (pooled.num_gpus, pooled.decision) == (3, Decision.NO_VERDICT)
     assert "x serial on these hosts" in pooled.sentence and "no verdict over several hosts" in pooled.sentence
-    _, (single,) = compare(measured(1, host=hosts[0]))
+    _, (single,) = compare(measure_store(1, host=hosts[0]))
     assert "x serial on this host" in single.sentence and single.decision is Decision.BETTER
-    _, (full,) = compare(measured(1), measured(2), measured(3))
+    _, (full,) = compare(measure_store(1), measure_store(2), measure_store(3))
     assert "host" not in full.sentence and full.decision is Decision.BETTER

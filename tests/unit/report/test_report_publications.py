@@ -18,7 +18,7 @@ def finding(text: str, case: str, agreement: str, difference: str = "", mind: st
 
 
 def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_their_row() -> None:
-    found = split_by_agreement(
+    split_tables = split_by_agreement(
         table(
             finding("a", "small", OTHER, "rn26 instead of small; recipe plain instead of timm"),
             finding(
@@ -29,17 +29,19 @@ def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_th
         )
     )
     shared = "rn26 instead of small; recipe plain instead of timm; rn152 instead of large"
-    assert found.other.differs == f"Differences from the paper: H100 instead of A100; {shared}."
-    assert found.other.table.columns == ("finding", "case", "ours", "other settings")
-    assert [row[-1] for row in found.other.table.rows] == [None, "batch 128 instead of 32", None]
-    assert found.other.table.note == "" and (found.num_absent, found.same.table.rows) == (1, ())
+    assert split_tables.other.differs == f"Differences from the paper: H100 instead of A100; {shared}."
+    assert split_tables.other.table.columns == ("finding", "case", "ours", "other settings")
+    assert [row[-1] for row in split_tables.other.table.rows] == [None, "batch 128 instead of 32", None]
+    assert split_tables.other.table.note == "" and (split_tables.num_absent, split_tables.same.table.rows) == (1, ())
 
 
 def test_a_column_that_says_nothing_more_is_left_out() -> None:
-    found = split_by_agreement(table(finding("a", "small", OTHER, "x"), finding("b", "small", "differs", "9 % lower")))
-    assert found.other.table.columns == ("finding", "case", "ours")
-    assert found.same.table.columns == ("finding", "case", "ours", "agreement", "by how much")
+    split_tables = split_by_agreement(
+        table(finding("a", "small", OTHER, "x"), finding("b", "small", "differs", "9 % lower"))
+    )
+    assert split_tables.other.table.columns == ("finding", "case", "ours")
+    assert split_tables.same.table.columns == ("finding", "case", "ours", "agreement", "by how much")
     assert (
-        found.same.table.rows[0][-1] == "9 % lower"
-        and found.same.differs == "Differences from the paper: H100 instead of A100."
+        split_tables.same.table.rows[0][-1] == "9 % lower"
+        and split_tables.same.differs == "Differences from the paper: H100 instead of A100."
     )

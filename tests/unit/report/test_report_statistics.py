@@ -27,7 +27,7 @@ from pipeline.report.evaluate.statistics import Scale, compare_pairs, correct_p_
 from pipeline.report.evaluate.wording import list_doubts
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, params, study
-from tests.unit.report.test_report_services import served
+from tests.unit.report.test_report_services import make_service_row
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 MODES = (SERIAL, NAIVE, MPS, MIG)
@@ -49,7 +49,7 @@ PAIRS = ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
 """Each mode against those before it, as `verdicts` takes them."""
 
 
-def judged(
+def judge_tables(
     ratios: NDArray[np.float64], *, is_drifting: bool = False
 ) -> tuple[NDArray[np.object_], NDArray[np.float64], NDArray[np.float64]]:
     """Decision and adjusted p values of many tables at once. Shape of the ratios: [table, comparison, block]."""
@@ -61,7 +61,7 @@ def judged(
     return decisions.reshape(different.shape), different, equal
 
 
-def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_ratios(rates: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shape: [study, comparison, block]."""
     pairs = np.stack([rates[..., one] / rates[..., other] for one, other in PAIRS], axis=2)
     return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
@@ -85,24 +85,24 @@ def make_rate_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] 
     ]
 
 
-def assert_a_report_says_the_same(found: list[Contrast], *expected: NDArray[Any]) -> None:
+def assert_a_report_says_the_same(verdicts: list[Contrast], *expected: NDArray[Any]) -> None:
     decisions, different, equal = expected
-    assert [verdict.decision for verdict in found] == list(decisions)
+    assert [verdict.decision for verdict in verdicts] == list(decisions)
     p = np.where(decisions == Decision.EQUAL, equal, different)
-    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(p), rel=1e-6)
+    assert [verdict.p_adjusted for verdict in verdicts] == pytest.approx(list(p), rel=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
 def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
     several = studies(noise, speeds, 20)
-    for every_rate, *expected in zip(several, *judged(ratios_of(several)), strict=True):
+    for every_rate, *expected in zip(several, *judge_tables(compute_ratios(several)), strict=True):
         cells = [cell for case, rates in enumerate(every_rate) for cell in make_rate_cells(case, rates)]
         assert_a_report_says_the_same(compare_modes(cells), *expected)
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.01, 0.04])
 def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
-    decisions, _, _ = judged(ratios_of(studies(noise, (1, 1, 1, 1), NUM_STUDIES)))
+    decisions, _, _ = judge_tables(compute_ratios(studies(noise, (1, 1, 1, 1), NUM_STUDIES)))
     assert decisions.shape == (NUM_STUDIES, NUM_CASES * len(PAIRS))
     share = np.mean(np.isin(decisions, CLAIMS).any(axis=1))
     print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {decisions.shape[1]}")
@@ -119,7 +119,7 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     rng = np.random.default_rng(RNG_SEED)
     truth = np.array([math.log1p(statistics.MARGIN) * (-1) ** case for case in range(num_at_margin)] + [0.0] * 6)[:6]
     ratios = np.exp(truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10)))
-    decisions, different, equal = judged(ratios)
+    decisions, different, equal = judge_tables(ratios)
     wrong = (equal[:, :num_at_margin] < 0.05).any(axis=1) | (different[:, num_at_margin:] < 0.05).any(axis=1)
     share = np.mean(wrong)
     print(f"{num_at_margin} of 6 at the margin: {share:.4f} of {NUM_TABLES} tables with a wrong claim")
@@ -137,7 +137,7 @@ def test_energy_that_follows_speed_makes_no_more_wrong_tables(num_at_margin: int
     truth = np.array([math.log1p(statistics.MARGIN)] * num_at_margin + [0.0] * (6 - num_at_margin))
     speed = truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10))
     power = rng.normal(0, 0.001, speed.shape)
-    _, different, equal = judged(np.exp(np.concatenate([speed, power - speed], axis=1)))
+    _, different, equal = judge_tables(np.exp(np.concatenate([speed, power - speed], axis=1)))
     is_at_margin = np.concatenate([truth, truth]) > 0
     share = np.mean((equal[:, is_at_margin] < 0.05).any(axis=1) | (different[:, ~is_at_margin] < 0.05).any(axis=1))
     print(
@@ -152,7 +152,7 @@ def test_more_comparisons_need_larger_differences(num_comparisons: int) -> None:
     rng = np.random.default_rng(RNG_SEED)
     ratios = rng.normal(0, 0.015 * math.sqrt(2), (NUM_TABLES, num_comparisons, NUM_BLOCKS))
     ratios[:, 0] += math.log(1.1)
-    decisions, _, _ = judged(np.exp(ratios))
+    decisions, _, _ = judge_tables(np.exp(ratios))
     share = np.mean(decisions[:, 0] == Decision.BETTER)
     print(f"a difference of 10 % among {num_comparisons} comparisons is found in {share:.3f} of {NUM_TABLES} tables")
     assert share == pytest.approx({29: 0.86, 82: 0.62}[num_comparisons], abs=0.03)
@@ -162,14 +162,14 @@ BLOCKS_OF_GPUS = (5, 2, 4)
 GPU_OF_BLOCK = np.repeat(np.arange(len(BLOCKS_OF_GPUS)), BLOCKS_OF_GPUS)
 
 
-def on_several_gpus(truth: float, between: float, num_tables: int, num_comparisons: int) -> NDArray[np.float64]:
+def draw_gpu_ratios(truth: float, between: float, num_tables: int, num_comparisons: int) -> NDArray[np.float64]:
     """Ratios of blocks on GPUs that differ from each other, with noise of 0.5 %. Shape: [table, comparison, block]."""
     rng = np.random.default_rng(RNG_SEED)
     of_gpu = rng.normal(truth, between, (num_tables, num_comparisons, len(BLOCKS_OF_GPUS)))
     return np.exp(of_gpu[..., GPU_OF_BLOCK] + rng.normal(0, 0.005, (num_tables, num_comparisons, len(GPU_OF_BLOCK))))
 
 
-def one_a_gpu(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+def average_by_gpu(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     of_each = [np.median(ratios[..., gpu == GPU_OF_BLOCK], axis=-1) for gpu in range(len(BLOCKS_OF_GPUS))]
     return np.stack(of_each, axis=-1)
 
@@ -180,10 +180,10 @@ GPUS = {block: f"GPU-{gpu}" for block, gpu in enumerate(GPU_OF_BLOCK.tolist(), s
 @pytest.mark.parametrize(("between", "of_blocks"), [(0.005, 0.80), (0.02, 0.62)])
 def test_the_mean_over_gpus_is_covered_where_each_counts_once(between: float, of_blocks: float) -> None:
     """And not where their blocks are taken as independent, which is shown beside."""
-    ratios = on_several_gpus(math.log(1.3), between, 4000, 1)[:, 0]
+    ratios = draw_gpu_ratios(math.log(1.3), between, 4000, 1)[:, 0]
     several = [estimate(select_independent(dict(enumerate(row, start=1)), GPUS)) for row in ratios.tolist()]
     pooled = [estimate(row) for row in ratios.tolist()]
-    covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in found]) for found in (several, pooled))
+    covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in intervals]) for intervals in (several, pooled))
     print(f"between GPUs {between:.1%}: covered {covered:.3f}, of blocks as if independent {covered_pooled:.3f}")
     assert 0.94 < covered < 0.96
     assert covered_pooled < of_blocks
@@ -193,11 +193,11 @@ def test_the_mean_over_gpus_is_covered_where_each_counts_once(between: float, of
 @pytest.mark.parametrize("truth", [0.0, math.log1p(statistics.MARGIN)])
 def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(between: float, truth: float) -> None:
     """48 comparisons of modes that are equal on average over GPUs, or apart by exactly the margin."""
-    ratios = on_several_gpus(truth, between, 1000, 48)
-    units = one_a_gpu(ratios)
+    ratios = draw_gpu_ratios(truth, between, 1000, 48)
+    units = average_by_gpu(ratios)
     wrong = {}
     for name, values in (("each once", units), ("blocks as if independent", ratios)):
-        decisions, _, _ = judged(values)
+        decisions, _, _ = judge_tables(values)
         claims = (Decision.EQUAL, Decision.WORSE) if truth else CLAIMS
         wrong[name] = float(np.mean(np.isin(decisions, claims).any(axis=1)))
     print(f"between GPUs {between:.1%}, truth {truth:.3f}: tables with a wrong claim {wrong}")
@@ -210,20 +210,20 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
             for case, of_blocks in enumerate(ratios[table])
             for cell in make_rate_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
-        expected = judged(units[table : table + 1])
-        assert_a_report_says_the_same(compare_modes(cells), *(each[0] for each in expected))
+        expected = judge_tables(units[table : table + 1])
+        assert_a_report_says_the_same(compare_modes(cells), *(table_results[0] for table_results in expected))
 
 
 def test_an_interval_reaches_to_the_median_of_values_in_two_heaps() -> None:
-    found = statistics.estimate([1.0] * 5 + [1.6] * 6)
-    assert found.median == found.high == 1.6 and found.low is not None and found.low < 1.3
+    interval = statistics.estimate([1.0] * 5 + [1.6] * 6)
+    assert interval.median == interval.high == 1.6 and interval.low is not None and interval.low < 1.3
     assert statistics.estimate([1980.0] * 5) == statistics.Estimate(median=1980.0, low=1980.0, high=1980.0, n=5)
 
 
 def test_over_three_gpus_large_differences_are_found() -> None:
     """What it costs: of 48 differences, by their size and the scatter between GPUs."""
     for between, size in itertools.product((0.005, 0.02), (1.1, 1.5)):
-        decisions, _, _ = judged(one_a_gpu(on_several_gpus(math.log(size), between, 1000, 48)))
+        decisions, _, _ = judge_tables(average_by_gpu(draw_gpu_ratios(math.log(size), between, 1000, 48)))
         share = np.mean(decisions == Decision.BETTER)
         print(f"between GPUs {between:.1%}: found {share:.3f} of the differences of {size - 1:.0%}")
         assert share > (0.6 if size == 1.5 else 0.03)
@@ -232,7 +232,7 @@ def test_over_three_gpus_large_differences_are_found() -> None:
 @pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7), (0.02, 0.4)])
 def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
     """Power of each claim, after the correction over 48 of them, with five blocks."""
-    decisions, _, _ = judged(ratios_of(studies(noise, (1.0, 1.0, 1.0, 1.1), 200)))
+    decisions, _, _ = judge_tables(compute_ratios(studies(noise, (1.0, 1.0, 1.0, 1.1), 200)))
     of_mig = decisions.reshape(200, NUM_CASES, len(PAIRS))[..., 3:]
     assert of_mig.size == 200 * NUM_CASES * 3 and Decision.WORSE not in set(of_mig.ravel())
     share = np.mean(of_mig == Decision.BETTER)
@@ -269,19 +269,19 @@ def test_an_estimate_of_few_values_has_no_interval() -> None:
 
 
 def test_a_share_stays_between_0_and_1() -> None:
-    found = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
-    assert found.high == 1.0 and found.low is not None and found.low < 0.99
+    interval = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
+    assert interval.high == 1.0 and interval.low is not None and interval.low < 0.99
     lows = [estimate([0.0, 0.1, 2.0], scale).low for scale in (Scale.PLAIN, Scale.AMOUNT, Scale.POSITIVE)]
     assert lows[0] is not None and lows[0] < 0 and lows[1:] == [0.0, 0.0]
 
 
 def test_the_t_interval_is_that_of_the_textbook() -> None:
     # Peaks take few values: an interval of their mean can lie below every one that must fit.
-    found = estimate([2335.0, 7485.0, 7485.0, 7485.0, 3983.0], Scale.PEAK)
-    assert (found.low, found.median, found.high) == (2335.0, 7485.0, 7485.0)
-    found = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
+    interval = estimate([2335.0, 7485.0, 7485.0, 7485.0, 3983.0], Scale.PEAK)
+    assert (interval.low, interval.median, interval.high) == (2335.0, 7485.0, 7485.0)
+    interval = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
     half = 2.7764451 * math.sqrt(0.625) / math.sqrt(5)
-    assert (found.median, found.low, found.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
+    assert (interval.median, interval.low, interval.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
 
 
 def test_equality_within_the_margin_needs_evidence() -> None:
@@ -296,20 +296,20 @@ def test_equality_within_the_margin_needs_evidence() -> None:
 
 def test_both_kinds_of_claims_are_corrected_as_one_family() -> None:
     """Four hypotheses, of which two can be true at once: the multipliers are 2, 2, 2, 1 in the order of p."""
-    assert pairs_of([0.01, 0.5], [0.9, 0.02]) == [pytest.approx((0.02, 1.0)), pytest.approx((1.0, 0.04))]
+    assert pair_p_values([0.01, 0.5], [0.9, 0.02]) == [pytest.approx((0.02, 1.0)), pytest.approx((1.0, 0.04))]
     # Three comparisons: 3, 3, 3, 3, 2, 1; an adjusted p value is never below that of a smaller p.
-    assert pairs_of([0.001, 0.002, 0.003], [0.01, 0.014, 0.02]) == [
+    assert pair_p_values([0.001, 0.002, 0.003], [0.01, 0.014, 0.02]) == [
         pytest.approx((0.003, 0.03)),
         pytest.approx((0.006, 0.03)),
         pytest.approx((0.009, 0.03)),
     ]
-    assert pairs_of([0.04], [0.03]) == [pytest.approx((0.04, 0.03))]
-    assert pairs_of([], []) == []
+    assert pair_p_values([0.04], [0.03]) == [pytest.approx((0.04, 0.03))]
+    assert pair_p_values([], []) == []
 
 
-def pairs_of(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
+def pair_p_values(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
     """Both adjusted p values of each comparison."""
-    return list(zip(*(found.tolist() for found in correct_p_values(different, equal)), strict=True))
+    return list(zip(*(adjusted.tolist() for adjusted in correct_p_values(different, equal)), strict=True))
 
 
 def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
@@ -330,8 +330,10 @@ def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None
     assert typical.deviation == pytest.approx(noise, rel=0.01)
     n = statistics.blocks_needed(typical, 10)
     assert n is not None
-    found = [compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
-    assert 0.75 < np.mean(found) < 0.92
+    verdicts = [
+        compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)
+    ]
+    assert 0.75 < np.mean(verdicts) < 0.92
 
 
 GOAL = PrecisionGoal(pct=5, max_blocks=20)
@@ -537,10 +539,10 @@ def test_more_blocks_are_needed_if_the_baseline_drifts() -> None:
     assert drifting.p_different > plain.p_different
 
 
-def with_energy(made: list[Row], joules: tuple[float, ...]) -> list[Row]:
+def add_energy(rows_before: list[Row], joules: tuple[float, ...]) -> list[Row]:
     """Add the energy of a window of 10 s, and its energy per sample."""
     changed = []
-    for row, per_sample in zip(made, joules, strict=True):
+    for row, per_sample in zip(rows_before, joules, strict=True):
         rate = row.metrics["throughput_total_samples_per_s"]
         energy = {"energy_per_sample_j": per_sample, "energy_j": per_sample * 10 * rate}
         changed.append(dataclasses.replace(row, metrics={**row.metrics, **energy}))
@@ -549,7 +551,7 @@ def with_energy(made: list[Row], joules: tuple[float, ...]) -> list[Row]:
 
 def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
     host_j = tuple(0.1 * host**-0.8 for host in HOST)
-    groups = with_energy(rows("serial", 1, 1000, HOST), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    groups = add_energy(rows("serial", 1, 1000, HOST), host_j), add_energy(rows("naive", 7, 2900), (0.05,) * 5)
     cells = make_cells(study(*(row for group in groups for row in group)))
     (cell,) = (cell for cell in cells if (cell.mode, cell.degree) == ("naive", 7))
     (verdict,) = (verdict for verdict in compare_modes(cells) if verdict.quantity is Quantity.ENERGY)
@@ -559,16 +561,19 @@ def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
         math.sqrt(5) * math.log(plain.high / plain.low)
     )
     # The noise of the counter is no drift.
-    still = with_energy(rows("serial", 1, 1000), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    still = add_energy(rows("serial", 1, 1000), host_j), add_energy(rows("naive", 7, 2900), (0.05,) * 5)
     (verdict,) = (v for v in compare_modes(make_cells(study(*still[0], *still[1]))) if v.quantity is Quantity.ENERGY)
     assert (verdict.ratio.low, verdict.ratio.high) == pytest.approx((plain.low, plain.high))
 
 
 def test_a_latency_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
-    made = []
+    service_rows = []
     for block, host in enumerate(HOST, start=1):
-        made += [served("serial", 1, 50, 5.0 / host, block), served("naive", 4, 50, 20.0, block)]
-    (cell,) = (cell for cell in make_cells(study(*made)) if cell.degree == 4 and cell.mode == "naive")
+        service_rows += [
+            make_service_row("serial", 1, 50, 5.0 / host, block),
+            make_service_row("naive", 4, 50, 20.0, block),
+        ]
+    (cell,) = (cell for cell in make_cells(study(*service_rows)) if cell.degree == 4 and cell.mode == "naive")
     plain = statistics.estimate([4 * host for host in HOST])
     assert math.log(cell.estimates[MEAN_SLOWDOWN].high / cell.estimates[MEAN_SLOWDOWN].low) == pytest.approx(
         math.sqrt(5) * math.log(plain.high / plain.low)

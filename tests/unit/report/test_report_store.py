@@ -112,10 +112,10 @@ def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_s
     open_store(root).open_experiment("empty")
     study = rows.read([root], "empty")
     cells = make_cells(study)
-    found = contrasts.compare_modes(cells)
-    best = verdicts.winners(cells, found)
-    assert (study.rows, cells, found, best) == ((), [], [], [])
-    assert report_tables.make_tables(study, cells, found, best, paper.compare(cells, found)) == []
+    comparisons = contrasts.compare_modes(cells)
+    best = verdicts.winners(cells, comparisons)
+    assert (study.rows, cells, comparisons, best) == ((), [], [], [])
+    assert report_tables.make_tables(study, cells, comparisons, best, paper.compare(cells, comparisons)) == []
 
 
 @pytest.mark.slow
@@ -135,11 +135,11 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
     study = rows.read([root], EXPERIMENT)
     reading_s = time.process_time() - began
     cells = make_cells(study)
-    found = contrasts.compare_modes(cells)
-    verdicts.winners(cells, found)
-    paper.compare(cells, found)
+    comparisons = contrasts.compare_modes(cells)
+    verdicts.winners(cells, comparisons)
+    paper.compare(cells, comparisons)
     judging_s = time.process_time() - began - reading_s
     num_runs = len(study.rows) + sum(row.degree for row in study.rows)
     print(f"{num_runs} runs: read in {reading_s:.1f} s, judged in {judging_s:.1f} s")
-    assert num_runs == 4000 and len(found) == 40 * 4
+    assert num_runs == 4000 and len(comparisons) == 40 * 4
     assert reading_s < 20 and judging_s < 5

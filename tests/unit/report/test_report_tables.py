@@ -31,8 +31,8 @@ from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import copies, job, params, row, study, table_of
 
 
-def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
-    (one,) = [c for c in found if c.mode == mode and c.degree == degree and c.case.label.startswith(label)]
+def cell(cells: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
+    (one,) = [c for c in cells if c.mode == mode and c.degree == degree and c.case.label.startswith(label)]
     return one
 
 
@@ -50,18 +50,18 @@ def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
 
 
 def test_serial_copies_are_as_many_times_the_solo_run() -> None:
-    def alone(block: int):
+    def make_solo_row(block: int):
         one = job(0, params(), 100.0, metrics={"makespan_s": 10.0, "epoch_time_mean_s": 5.0})
         return row("serial", (one,), block, window=WindowKind.WORK, metrics={"makespan_s": 10.0})
 
     together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
     pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
-    found = make_cells(study(alone(1), pair))
-    serial = cell(found, "serial", 2)
-    assert serial.is_derived and not cell(found, "serial", 1).is_derived
+    cells = make_cells(study(make_solo_row(1), pair))
+    serial = cell(cells, "serial", 2)
+    assert serial.is_derived and not cell(cells, "serial", 1).is_derived
     assert serial.values["makespan_s"] == {1: 20.0}
-    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 20 / 16}
-    assert cell(found, "naive", 2).values["epoch_time_s"] == {1: 8.0}
+    assert cell(cells, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 20 / 16}
+    assert cell(cells, "naive", 2).values["epoch_time_s"] == {1: 8.0}
 
 
 def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> None:
@@ -74,11 +74,11 @@ def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> N
 
     serial = row("serial", jobs(20.0, 10.0), window=WindowKind.WORK, metrics={"makespan_s": 30.5})
     naive = row("naive", jobs(24.0, 15.0), window=WindowKind.WORK, metrics={"makespan_s": 24.0})
-    found = make_cells(study(serial, naive))
-    assert [c.case.label for c in found] == ["M+S", "M+S"]
-    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
-    assert cell(found, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
-    assert "epoch_time_s" not in cell(found, "naive", 2).values
+    cells = make_cells(study(serial, naive))
+    assert [c.case.label for c in cells] == ["M+S", "M+S"]
+    assert cell(cells, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
+    assert cell(cells, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
+    assert "epoch_time_s" not in cell(cells, "naive", 2).values
 
 
 def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() -> None:
@@ -90,11 +90,11 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
         copies("serial", 1, 50.0, own=params("other")),
         copies("naive", 7, 40.0, own=params("other")),
     ]
-    found = make_cells(study(*rows))
-    naive = cell(found, "naive", 7, "resnet26")
+    cells = make_cells(study(*rows))
+    naive = cell(cells, "naive", 7, "resnet26")
     assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
     assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
-    assert "speedup_vs_best_solo_ratio" not in cell(found, "naive", 7, "other").values
+    assert "speedup_vs_best_solo_ratio" not in cell(cells, "naive", 7, "other").values
 
 
 @pytest.mark.parametrize("key", ["precision", "source", "autotune", "recipe"])
@@ -102,15 +102,18 @@ def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_mo
     rows = []
     for block in range(1, 6):
         for value, alone, graph, naive in (("one", 1000.0, 4000.0, 300.0), ("two", 500.0, 600.0, 200.0)):
-            own, replayed = params(**{key: value}), params(**{key: value}, step_mode="cuda_graph")
-            rows += [copies("serial", 1, alone, block, own), copies("serial", 1, graph, block, replayed)]
-            rows += [copies("naive", 7, naive + block, block, own), copies("mps", 7, 2 * naive, block, own)]
-    found = make_cells(study(*rows))
-    naives = {c.case.params[0][key]: c for c in found if (c.mode, c.degree) == ("naive", 7)}
+            eager_params, replayed = params(**{key: value}), params(**{key: value}, step_mode="cuda_graph")
+            rows += [copies("serial", 1, alone, block, eager_params), copies("serial", 1, graph, block, replayed)]
+            rows += [
+                copies("naive", 7, naive + block, block, eager_params),
+                copies("mps", 7, 2 * naive, block, eager_params),
+            ]
+    cells = make_cells(study(*rows))
+    naives = {c.case.params[0][key]: c for c in cells if (c.mode, c.degree) == ("naive", 7)}
     assert len({c.case for c in naives.values()}) == 2
     assert naives["one"].values[BEST_SOLO][5] == pytest.approx(7 * 305 / 4000)
     assert naives["two"].values[BEST_SOLO][5] == pytest.approx(7 * 205 / 600)
-    judged = [v for v in compare_modes(found) if (v.mode, v.degree) == ("MPS", 7)]
+    judged = [v for v in compare_modes(cells) if (v.mode, v.degree) == ("MPS", 7)]
     assert {(v.case.params[0][key], v.against) for v in judged} == {
         (value, against) for value in ("one", "two") for against in ("serial", "naive", "CUDA graph alone")
     }
@@ -120,73 +123,75 @@ def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_mo
 
 def test_a_script_has_no_step_modes() -> None:
     """In two environments it is two programs that nothing else tells apart."""
-    own = {"workload": "script", "seed": "0"}
-    old, new = ((job(0, own, rate, salt=salt),) for rate, salt in ((1000.0, "old"), (4000.0, "new")))
-    together = tuple(job(index, own, 600.0, salt="old") for index in range(7))
-    found = make_cells(study(row("serial", old), row("serial", new), row("naive", together)))
-    assert len(found) == 4 and not any(BEST_SOLO in c.values for c in found)
+    script_params = {"workload": "script", "seed": "0"}
+    old, new = ((job(0, script_params, rate, salt=salt),) for rate, salt in ((1000.0, "old"), (4000.0, "new")))
+    together = tuple(job(index, script_params, 600.0, salt="old") for index in range(7))
+    cells = make_cells(study(row("serial", old), row("serial", new), row("naive", together)))
+    assert len(cells) == 4 and not any(BEST_SOLO in c.values for c in cells)
 
 
 def test_energy_is_given_raw_and_above_idle() -> None:
     energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
     energy |= {"energy_above_waiting_per_sample_j": 0.2}
-    found = cell(make_cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
-    assert found.values["energy_per_sample_j"] == {1: 0.4}
-    assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
-    assert found.values["energy_above_waiting_per_sample_j"] == {1: 0.2}
+    naive_cell = cell(make_cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    assert naive_cell.values["energy_per_sample_j"] == {1: 0.4}
+    assert naive_cell.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
+    assert naive_cell.values["energy_above_waiting_per_sample_j"] == {1: 0.2}
 
 
 def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
     rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
     rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
-    found = cell(make_cells(study(*rows)), "MPS equal shares", 2)
-    assert found.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
-    assert found.values["speedup_vs_serial_ratio"] == {1: 1.8}
-    assert found.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
-    assert not found.is_ranked
-    assert found.finding is Result.WRONG_RESULTS
-    assert found.reason == "why it is wrong_results"
+    limited_cell = cell(make_cells(study(*rows)), "MPS equal shares", 2)
+    assert limited_cell.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
+    assert limited_cell.values["speedup_vs_serial_ratio"] == {1: 1.8}
+    assert limited_cell.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
+    assert not limited_cell.is_ranked
+    assert limited_cell.finding is Result.WRONG_RESULTS
+    assert limited_cell.reason == "why it is wrong_results"
 
 
 def test_a_cell_without_any_figure_keeps_its_reason_and_nothing_is_zero() -> None:
-    found = cell(make_cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
-    assert (found.values, found.estimates, found.reason) == ({}, {}, "why it is oom")
-    assert found.finding is Result.OOM and not found.is_ranked
+    naive_cell = cell(make_cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
+    assert (naive_cell.values, naive_cell.estimates, naive_cell.reason) == ({}, {}, "why it is oom")
+    assert naive_cell.finding is Result.OOM and not naive_cell.is_ranked
 
 
 def test_without_a_baseline_there_is_no_speed_up() -> None:
-    found = cell(make_cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
-    assert "speedup_vs_serial_ratio" not in found.values
-    assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
+    naive_cell = cell(make_cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
+    assert "speedup_vs_serial_ratio" not in naive_cell.values
+    assert naive_cell.values["throughput_total_samples_per_s"] == {1: 1800.0}
 
 
 def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
     def mix(batch_size: int):
-        own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
-        return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
+        size_params = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
+        return row("naive", tuple(job(i, size_params[size], 5.0, size=size) for i, size in enumerate("MS")))
 
-    found = [c.case.label for c in make_cells(study(mix(32), mix(128)))]
-    assert len(set(found)) == 2
-    assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+    case_labels = [c.case.label for c in make_cells(study(mix(32), mix(128)))]
+    assert len(set(case_labels)) == 2
+    assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in case_labels)
 
 
-def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
+def list_cell_throughputs(*rows: Row) -> dict[tuple[str, str], list[float]]:
     """The throughputs that each cell has, by case and mode."""
     name = "throughput_total_samples_per_s"
     return {(c.case.label, c.mode): list(c.values[name].values()) for c in make_cells(study(*rows))}
 
 
 def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
-    def shares(rate: float, block: int, **options: str) -> Row:
+    def make_limited_row(rate: float, block: int, **options: str) -> Row:
         place = {"mps_active_thread_percentage": "50"}
         jobs = tuple(job(index, params(), rate, place=place) for index in range(2))
         return row("mps_percent", jobs, block, options=options, start_ms=int(1000 * block + rate))
 
-    both = [shares(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))]
+    both = [
+        make_limited_row(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))
+    ]
     mig = [copies("mig", 3, rate, options={"profile": of}) for rate, of in ((1.0, "auto"), (2.0, "2g"))]
     wide = [copies("mig", 2, 3.0, options={"profile": "auto"})]
-    found = {mode: values for (_, mode), values in blocks_of_each_cell(*both, *mig, *wide).items()}
-    assert found == {
+    blocks_by_mode = {mode: values for (_, mode), values in list_cell_throughputs(*both, *mig, *wide).items()}
+    assert blocks_by_mode == {
         "MPS 50 %": [10.0, 10.0],
         "MPS 50 % active_thread_pct=50": [14.0, 14.0],
         "MIG 2g.20gb profile=auto": [3.0],
@@ -198,17 +203,17 @@ def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -
 def test_groups_that_differ_in_nothing_that_is_said_never_share_a_cell() -> None:
     """As programs of two numbers of epochs, which a window is expected to say."""
     programs = [[job(i, params(epochs=rate), rate, salt=str(rate)) for i in range(2)] for rate in (1, 2)]
-    found = blocks_of_each_cell(*(row("mps", tuple(jobs)) for jobs in programs))
-    assert sorted(found.values()) == [[2.0], [4.0]]
-    assert all(re.fullmatch(r"MPS \([0-9a-f]{6}\)", mode) for _, mode in found)
+    blocks_by_label = list_cell_throughputs(*(row("mps", tuple(jobs)) for jobs in programs))
+    assert sorted(blocks_by_label.values()) == [[2.0], [4.0]]
+    assert all(re.fullmatch(r"MPS \([0-9a-f]{6}\)", mode) for _, mode in blocks_by_label)
 
 
 @pytest.mark.parametrize("sizes", ["AB", "SM"])
 def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_order(sizes: str) -> None:
-    own = {size: params(f"work{size.lower()}") for size in sizes}
+    size_params = {size: params(f"work{size.lower()}") for size in sizes}
 
     def mix(scenario: str, order: str, rate: float) -> Row:
-        return row(scenario, tuple(job(i, own[size], rate, size=size) for i, size in enumerate(order)))
+        return row(scenario, tuple(job(i, size_params[size], rate, size=size) for i, size in enumerate(order)))
 
     first, second = sizes, sizes[::-1]
     one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
@@ -216,10 +221,10 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
     label = labels.label_jobs(jobs)
     assert label == "+".join(first) and labels.label_jobs(jobs[::-1]) == "+".join(second)
     assert labels.label_mix(jobs) == labels.label_mix(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
-    assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
+    assert list_cell_throughputs(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
     called = "+".join(second)  # as the first of the groups by name, and no order is told from another
-    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
-    assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
+    assert list_cell_throughputs(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
+    assert list_cell_throughputs(*one, mix("naive", second, 2.0)) == {
         (f"{label} [order {'+'.join(first)}]", "naive"): [2.0],
         (f"{label} [order {'+'.join(first)}]", "MPS"): [6.0],
         (f"{'+'.join(second)} [order {'+'.join(second)}]", "naive"): [4.0],
@@ -232,24 +237,26 @@ def test_a_mix_is_called_in_the_order_of_the_first_of_its_groups(sizes: tuple[st
         jobs = [job(index, params(f"work{place}"), 5.0, size=sizes[place]) for index, place in enumerate(order)]
         return row(scenario, tuple(jobs))
 
-    found = study(mix("serial", 0, 1), mix("naive", 0, 1), mix("mps", 1, 0))
-    assert {case.label for case in label_cases(found).values()} == {label}
-    assert min(own_row.name for own_row in found.rows) == f"mps-{label.replace(' bs128', '').replace(' ', '')}"
+    mixed_study = study(mix("serial", 0, 1), mix("naive", 0, 1), mix("mps", 1, 0))
+    assert {case.label for case in label_cases(mixed_study).values()} == {label}
+    assert min(own_row.name for own_row in mixed_study.rows) == f"mps-{label.replace(' bs128', '').replace(' ', '')}"
 
 
 def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
-    own = {size: params(f"work{size}") for size in "SM"}
+    size_params = {size: params(f"work{size}") for size in "SM"}
 
     def mix(scenario: str, order: str, seconds: float) -> Row:
-        jobs = tuple(job(i, own[s], None, size=s, metrics={"makespan_s": seconds}) for i, s in enumerate(order))
+        jobs = tuple(job(i, size_params[s], None, size=s, metrics={"makespan_s": seconds}) for i, s in enumerate(order))
         return row(scenario, jobs, window=WindowKind.WORK, metrics={"makespan_s": seconds})
 
     def speedups(*rows: Row) -> dict[tuple[str, str], float]:
         return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in make_cells(study(*rows))}
 
     orders = [("SM", 10.0), ("MS", 20.0)]
-    found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
-    assert found == {
+    speedups_by_mode = speedups(
+        *(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2)))
+    )
+    assert speedups_by_mode == {
         (f"{order} [order {order}]", mode): speedup
         for order in ("S+M", "M+S")
         for mode, speedup in (("serial", 1.0), ("naive", 2.0))
@@ -259,26 +266,26 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
 
 def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes() -> None:
     def mix(scenario: str, order: str, *seconds: float) -> Row:
-        made = tuple(
+        mix_jobs = tuple(
             job(i, params(f"work{size}"), None, size=size, metrics={"makespan_s": s})
             for i, (size, s) in enumerate(zip(order, seconds, strict=True))
         )
-        return row(scenario, made, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
+        return row(scenario, mix_jobs, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
 
     def slowdown(*rows: Row) -> float:
-        (found,) = [c for c in make_cells(study(*rows)) if c.mode == "naive"]
-        return found.values["slowdown_worst_ratio"][1]
+        (naive_cell,) = [c for c in make_cells(study(*rows)) if c.mode == "naive"]
+        return naive_cell.values["slowdown_worst_ratio"][1]
 
     together = mix("naive", "MS", 30.0, 40.0)
-    others = [mix("serial", "MML", 10.0, 14.0, 20.0), mix("serial", "SL", 20.0, 20.0)]
-    assert slowdown(together, *others) == 30 / 12
-    assert slowdown(together, *others, mix("serial", "MS", 15.0, 16.0)) == 40 / 16
+    serial_mixes = [mix("serial", "MML", 10.0, 14.0, 20.0), mix("serial", "SL", 20.0, 20.0)]
+    assert slowdown(together, *serial_mixes) == 30 / 12
+    assert slowdown(together, *serial_mixes, mix("serial", "MS", 15.0, 16.0)) == 40 / 16
 
 
 def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
     def serial(block: int, seconds: float, *jobs: tuple[str, str]):
-        made = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
-        return row("serial", made, block, window=WindowKind.WORK, metrics={"makespan_s": seconds})
+        mix_jobs = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
+        return row("serial", mix_jobs, block, window=WindowKind.WORK, metrics={"makespan_s": seconds})
 
     pairs = [
         serial(block, seconds, ("M", "large"), ("S", small))
@@ -321,19 +328,21 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
     facts = {"figures": Fields([fans, NvmlListener(1000).table]).describe_titled(metrics)}
     rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
     rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
-    found = make_cells(study(*rows))
-    assert cell(found, "serial", 1).estimates["fan_max_rpm"].median == 900.0
-    assert cell(found, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
-    made = {table.name: table.columns for table in report_tables.make_tables(study(*rows), found, [], [], [])}
-    assert made["energy"][4:] == ("power of the GPU (W)", "fan speed (1/min)")
-    assert made["utilisation"][4:] == ("fan at rest",)
-    assert {"fan speed (1/min)", "fan at rest: low"} <= set(made["results"])
-    assert not [head for head in made["results"] if "noise" in head]
+    cells = make_cells(study(*rows))
+    assert cell(cells, "serial", 1).estimates["fan_max_rpm"].median == 900.0
+    assert cell(cells, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
+    columns_by_table = {
+        table.name: table.columns for table in report_tables.make_tables(study(*rows), cells, [], [], [])
+    }
+    assert columns_by_table["energy"][4:] == ("power of the GPU (W)", "fan speed (1/min)")
+    assert columns_by_table["utilisation"][4:] == ("fan at rest",)
+    assert {"fan speed (1/min)", "fan at rest: low"} <= set(columns_by_table["results"])
+    assert not [head for head in columns_by_table["results"] if "noise" in head]
 
 
 def test_the_energy_of_an_epoch_is_that_of_its_samples() -> None:
-    (found,) = make_cells(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
-    assert found.values["energy_per_epoch_j"] == {1: pytest.approx(0.05 * 49920)}
+    (naive_cell,) = make_cells(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
+    assert naive_cell.values["energy_per_epoch_j"] == {1: pytest.approx(0.05 * 49920)}
 
 
 def _job(index: int, gi_id: int, profile: str, gract: float, memory: float):
@@ -379,16 +388,20 @@ ALONE = {"energy_j": 3000.0, "power_idle_w": 100.0, "utilization_gpu_mean_pct": 
 TOGETHER = {"energy_j": 5000.0, "power_idle_w": 100.0}  # 500 W for 10 s, 400 W above idle
 
 
-def _job_of_shares(index: int, name: str, rate: float, **figures: float) -> JobRow:
-    made = job(index, params(name, work_unit="samples"), rate)
-    return dataclasses.replace(made, metrics={**made.metrics, **figures})
+def _make_job_with_shares(index: int, name: str, rate: float, **figures: float) -> JobRow:
+    plain_job = job(index, params(name, work_unit="samples"), rate)
+    return dataclasses.replace(plain_job, metrics={**plain_job.metrics, **figures})
 
 
 def _rows(*together: JobRow, scenario: str = "mps", busy: float | None = None) -> list[Row]:
     measured = {} if busy is None else {SM: busy}
     return [
-        row("serial", (_job_of_shares(0, "a", 100.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 3.0}),
-        row("serial", (_job_of_shares(0, "b", 50.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 6.0}),
+        row(
+            "serial", (_make_job_with_shares(0, "a", 100.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 3.0}
+        ),
+        row(
+            "serial", (_make_job_with_shares(0, "b", 50.0, **measured),), metrics={**ALONE, "energy_per_sample_j": 6.0}
+        ),
         row(scenario, together, metrics=TOGETHER),
     ]
 
@@ -399,8 +412,8 @@ def _list_shares(rows: list[Row]) -> list[tuple[object, ...]]:
 
 def test_a_measured_share_divides_the_energy_above_idle() -> None:
     jobs = (
-        _job_of_shares(0, "a", 50.0, **{SM: 60.0, MEMORY: 12.0}),
-        _job_of_shares(1, "b", 10.0, **{SM: 20.0, MEMORY: 3.0}),
+        _make_job_with_shares(0, "a", 50.0, **{SM: 60.0, MEMORY: 12.0}),
+        _make_job_with_shares(1, "b", 10.0, **{SM: 20.0, MEMORY: 3.0}),
     )
     assert _list_shares(_rows(*jobs, scenario="naive")) == [
         ("naive", "a bs128", "60", "measured", "12", "sample", "3 J", "7 J"),  # (50 + 300) W, 50 samples/s
@@ -411,7 +424,7 @@ def test_a_measured_share_divides_the_energy_above_idle() -> None:
 @pytest.mark.parametrize(("busy", "shares"), [(None, ("60", "20")), (40.0, ("30", "10"))])
 def test_a_share_that_was_not_measured_is_a_model(busy: float | None, shares: tuple[str, str]) -> None:
     """The busy time per step alone is that of the process if it was measured, else that of the GPU."""
-    rows = _rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5), busy=busy)
+    rows = _rows(_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5), busy=busy)
     assert _list_shares(rows) == [
         ("MPS", "a bs128", shares[0], "model", None, "sample", "3 J", "4.667 J"),
         ("MPS", "b bs128", shares[1], "model", None, "sample", "6 J", "12 J"),
@@ -419,7 +432,7 @@ def test_a_share_that_was_not_measured_is_a_model(busy: float | None, shares: tu
 
 
 def test_a_missing_input_leaves_share_or_energy_missing() -> None:
-    jobs = (_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5))
+    jobs = (_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5))
     both = _rows(*jobs)
     assert [line[2] for line in _list_shares(both[1:])] == ["20"]  # the other job did not run alone
     assert [line[-1] for line in _list_shares(both[1:])] == [None]
@@ -428,15 +441,17 @@ def test_a_missing_input_leaves_share_or_energy_missing() -> None:
 
 
 def test_one_job_has_no_row_and_the_table_is_written() -> None:
-    assert _list_shares(_rows(_job_of_shares(0, "a", 75.0))) == []
-    of = study(*_rows(_job_of_shares(0, "a", 75.0), _job_of_shares(1, "b", 12.5)))
+    assert _list_shares(_rows(_make_job_with_shares(0, "a", 75.0))) == []
+    of = study(*_rows(_make_job_with_shares(0, "a", 75.0), _make_job_with_shares(1, "b", 12.5)))
     assert "shares" in [table.name for table in make_tables(of, make_cells(of), [], [], [])]
 
 
-def probe(index: int, framework: str, place: dict[str, str], **said: Any) -> JobRow:
-    own = params(f"framework_{framework}", framework=framework, script="workloads/framework.py", work_unit="products")
-    answers = {f"job.{key}": value for key, value in said.items()}
-    return job(index, own | answers, None, place=place)
+def probe(index: int, framework: str, place: dict[str, str], **facts: Any) -> JobRow:
+    program_params = params(
+        f"framework_{framework}", framework=framework, script="workloads/framework.py", work_unit="products"
+    )
+    answers = {f"job.{key}": value for key, value in facts.items()}
+    return job(index, program_params | answers, None, place=place)
 
 
 ONE = {"framework_version": "2.11.0", "seen": "NVIDIA H100 MIG 1g.10gb, 9728 MiB", "works": "yes"}
@@ -471,7 +486,7 @@ def test_each_answer_is_said_once_with_the_number_of_its_jobs():
         f"PyTorch, MIG 2g.20gb + 1g.10gb at once: {FEWER['why']}",
         "PaddlePaddle, the whole device: why it is failed",
     ]
-    assert "frameworks" in [each.name for each in make_tables(study(*rows), [], [], [], [])]
+    assert "frameworks" in [report_table.name for report_table in make_tables(study(*rows), [], [], [], [])]
 
 
 def test_answers_of_groups_that_a_resumed_study_found_measured_are_not_no():
@@ -545,21 +560,21 @@ GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.01, 0.99, 1.005, 0.995)
 
 
-def measured(scenario: str, degree: int, rate: float, energy_j: float, block: int, **changes: Any) -> Row:
+def make_measured_row(scenario: str, degree: int, rate: float, energy_j: float, block: int, **changes: Any) -> Row:
     """Equal jobs with an energy per sample in a window of 10 s."""
     noisy = rate * FACTORS[block - 1]
     energy = {"energy_per_sample_j": energy_j, "energy_j": energy_j * 10 * degree * noisy}
     return copies(scenario, degree, noisy, block, metrics=energy, **changes)
 
 
-def five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
+def make_five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
     """Serial jobs at 0.1 J per sample, two jobs under MPS and naive, and a CUDA graph alone at 0.05 J."""
     rows = []
     for block, scatter in enumerate((1.0, 1.004, 0.996, 1.002, 0.998), start=1):
-        rows.append(measured("serial", 1, 1000.0, 0.1, block))
-        rows.append(measured("serial", 1, 2500.0, 0.05, block, own=GRAPH))
-        rows.append(measured("naive", 2, 600.0, naive_j * scatter, block))
-        rows.append(measured("mps", 2, 800.0, mps_j / scatter, block))
+        rows.append(make_measured_row("serial", 1, 1000.0, 0.1, block))
+        rows.append(make_measured_row("serial", 1, 2500.0, 0.05, block, own=GRAPH))
+        rows.append(make_measured_row("naive", 2, 600.0, naive_j * scatter, block))
+        rows.append(make_measured_row("mps", 2, 800.0, mps_j / scatter, block))
     return rows
 
 
@@ -569,7 +584,7 @@ def energies(rows: list[Row]) -> dict[tuple[str, str], Contrast]:
 
 
 def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes() -> None:
-    comparisons = energies(five_blocks())
+    comparisons = energies(make_five_blocks())
     assert {pair: (round(verdict.ratio.median, 2), verdict.decision) for pair, verdict in comparisons.items()} == {
         ("naive", "serial"): (1.2, Decision.WORSE),
         ("naive", "CUDA graph alone"): (2.4, Decision.WORSE),
@@ -583,7 +598,7 @@ def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes()
 
 
 def test_speed_and_energy_are_corrected_together() -> None:
-    comparisons = compare_modes(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
+    comparisons = compare_modes(make_cells(study(*make_five_blocks(mps_j=0.1, naive_j=0.1))))
     assert (
         [v.quantity for v in comparisons].count(Quantity.ENERGY)
         == [v.quantity for v in comparisons].count(Quantity.SPEED)
@@ -601,7 +616,7 @@ def test_no_energy_and_no_block_in_common_give_no_comparison() -> None:
 
 
 def test_energy_does_not_rank_modes() -> None:
-    cells = make_cells(study(*five_blocks(mps_j=0.3)))
+    cells = make_cells(study(*make_five_blocks(mps_j=0.3)))
     (winner,) = winners(cells, compare_modes(cells))
     assert winner.mode == "MPS"
     assert re.fullmatch(
@@ -631,7 +646,7 @@ def test_a_steady_mix_is_compared_by_the_energy_of_the_work_that_it_did() -> Non
 
 
 def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mode() -> None:
-    of = study(*five_blocks())
+    of = study(*make_five_blocks())
     cells = make_cells(of)
     comparisons = compare_modes(cells)
     best = winners(cells, comparisons)
@@ -655,7 +670,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
 
 
 def test_too_few_blocks_leave_energy_open() -> None:
-    of = study(*[each for each in five_blocks() if each.block < 4])
+    of = study(*[group_row for group_row in make_five_blocks() if group_row.block < 4])
     cells = make_cells(of)
     comparisons = compare_modes(cells)
     assert {verdict.decision for verdict in comparisons} == {Decision.NO_VERDICT}

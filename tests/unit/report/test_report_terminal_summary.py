@@ -17,7 +17,7 @@ from tests.support.rows import group
 MPS = {"scenario": "mps", "sharing": Spec(target="pipeline.prepare.sharing.mps.Mps"), "name": "mps-2x-a", "key": "mps"}
 
 
-def ended(the_group, rate, result=Result.OK) -> GroupResult:
+def make_ended_group(the_group, rate, result=Result.OK) -> GroupResult:
     """A group of which each job has this rate."""
     metrics = {"throughput_samples_per_s": rate}
     jobs = tuple(JobResult(job=job, result=result, reason="", metrics=metrics) for job in the_group.jobs)
@@ -29,25 +29,25 @@ def study(blocks, noise=(1.0,)):
     """Alone 100 samples/s; two together 60 each, under MPS 90 each."""
     for block in range(1, blocks + 1):
         factor = noise[block % len(noise)]
-        yield ended(group("a", sequential=True, block=block), 100.0)
-        yield ended(group("a", "a", block=block), 60.0 * factor)
-        yield ended(group("a", "a", block=block, **MPS), 90.0 * factor)
+        yield make_ended_group(group("a", sequential=True, block=block), 100.0)
+        yield make_ended_group(group("a", "a", block=block), 60.0 * factor)
+        yield make_ended_group(group("a", "a", block=block, **MPS), 90.0 * factor)
 
 
 def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for_numpy(monkeypatch):
     for module in ("numpy", "scipy", "mlflow", "pandas"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = summarize_study("test", list(study(1)))
-    (sentence,) = found.sentences
+    summary = summarize_study("test", list(study(1)))
+    (sentence,) = summary.sentences
     assert sentence == ("2 x a, MPS: 1.80 x serial (1 block; no interval below 3 blocks, no verdict below 5).")
-    assert found.fastest == {"mps"}
+    assert summary.fastest == {"mps"}
 
 
 def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
-    found = summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99))))
-    (sentence,) = found.sentences
+    summary = summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99))))
+    (sentence,) = summary.sentences
     assert sentence.startswith("2 x a: MPS is fastest, 1.80 x serial (1.7")
-    assert found.fastest == {"mps"}
+    assert summary.fastest == {"mps"}
 
 
 def test_one_mode_a_marked_one_and_one_that_was_rehearsed_are_not_called_fastest():
@@ -61,13 +61,13 @@ def test_one_mode_a_marked_one_and_one_that_was_rehearsed_are_not_called_fastest
 
 
 def test_one_job_that_is_faster_than_itself_is_marked():
-    rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 167.0)]
+    rows = [make_ended_group(group("a", sequential=True), 100.0), make_ended_group(group("a"), 167.0)]
     (note,) = summarize_study("test", rows).notes.values()
     assert note.startswith("one naive job repeats the serial run, but ran 1.67 times as fast")
-    mps = ended(group("a", **MPS | {"name": "mps-1x-a"}), 167.0)
+    mps = make_ended_group(group("a", **MPS | {"name": "mps-1x-a"}), 167.0)
     (note,) = summarize_study("test", [rows[0], mps]).notes.values()
     assert note.startswith("speed-up of 1.67 exceeds the number of jobs")
-    assert not summarize_study("test", [rows[0], ended(group("a"), 120.0)]).notes
+    assert not summarize_study("test", [rows[0], make_ended_group(group("a"), 120.0)]).notes
 
 
 def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
@@ -75,8 +75,8 @@ def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
         dataclasses.replace(row, tags={Tag.GPU_UUID: f"GPU-{case}"})
         for case, name in enumerate("ab", start=1)
         for row in (
-            ended(group(name, sequential=True, case=case), 100.0),
-            ended(group(name, name, case=case), 60.0),
+            make_ended_group(group(name, sequential=True, case=case), 100.0),
+            make_ended_group(group(name, name, case=case), 60.0),
         )
     ]
     assert [sentence.split(" 1.20 ")[0] for sentence in summarize_study("test", rows).sentences] == [
@@ -86,9 +86,13 @@ def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
 
 def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
     pair = group("a", "a")
-    rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 101.0), ended(pair, 60.0, Result.FAILED)]
-    found = summarize_study("test", rows)
-    assert (found.sentences, found.fastest) == ((), frozenset())
+    rows = [
+        make_ended_group(group("a", sequential=True), 100.0),
+        make_ended_group(group("a"), 101.0),
+        make_ended_group(pair, 60.0, Result.FAILED),
+    ]
+    summary = summarize_study("test", rows)
+    assert (summary.sentences, summary.fastest) == ((), frozenset())
 
 
 def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
@@ -103,7 +107,7 @@ def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
             )
             for job in members.jobs
         )
-        row = ended(dataclasses.replace(members, jobs=jobs), rate)
+        row = make_ended_group(dataclasses.replace(members, jobs=jobs), rate)
         tags = {Tag.WINDOW_START_NS: "0", Tag.WINDOW_END_NS: "10000000000"}
         metrics = {"energy_j": 10 * power_w, "window_s": 10.0}
         return dataclasses.replace(row, metrics={**row.metrics, **metrics}, tags=tags)
@@ -126,7 +130,7 @@ def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
 
 
 def test_without_a_baseline_modes_are_compared_with_each_other():
-    rows = [ended(group("a", "a"), 60.0), ended(group("a", "a", **MPS), 90.0)]
+    rows = [make_ended_group(group("a", "a"), 60.0), make_ended_group(group("a", "a", **MPS), 90.0)]
     (sentence,) = summarize_study("test", rows).sentences
     assert "2 x a, MPS: 1.50 x naive" in sentence
 
@@ -134,9 +138,9 @@ def test_without_a_baseline_modes_are_compared_with_each_other():
 def test_where_sharing_loses_it_says_by_how_much():
     rows = []
     for block in range(1, 6):
-        rows += [ended(group("a", sequential=True, block=block), 100.6 + 0.4 * (block % 2))]
-        rows += [ended(group("a", "a", block=block), 40.0)]
-    found = summarize_study("test", rows)
-    (sentence,) = found.sentences
+        rows += [make_ended_group(group("a", sequential=True, block=block), 100.6 + 0.4 * (block % 2))]
+        rows += [make_ended_group(group("a", "a", block=block), 40.0)]
+    summary = summarize_study("test", rows)
+    (sentence,) = summary.sentences
     assert sentence.startswith("2 x a: serial is fastest. 2 x a, naive: 0.79 x serial (0.79 to 0.80; 5 blocks)")
-    assert found.fastest == frozenset()  # one after another is no group of its own
+    assert summary.fastest == frozenset()  # one after another is no group of its own

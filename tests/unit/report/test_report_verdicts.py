@@ -39,29 +39,29 @@ from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study, table_of
 
 
-def judged(rows: list[Row]) -> list[Contrast]:
+def compare_rows(rows: list[Row]) -> list[Contrast]:
     return contrasts.compare_modes(make_cells(study(*rows)))
 
 
-def one(
-    found: list[Contrast], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
+def find_verdict(
+    comparisons: list[Contrast], mode: str, against: str, label: str, degree: int, quantity: Quantity = Quantity.SPEED
 ) -> Contrast:
     meant = (mode, against, degree, quantity)
     (verdict,) = [
-        v for v in found if (v.mode, v.against, v.degree, v.quantity) == meant and v.case.label.startswith(label)
+        v for v in comparisons if (v.mode, v.against, v.degree, v.quantity) == meant and v.case.label.startswith(label)
     ]
     return verdict
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[Cell], list[Contrast], list[verdicts.Winner]]:
+def full_verdicts() -> tuple[list[Cell], list[Contrast], list[verdicts.Winner]]:
     cells = make_cells(study(*collocation_study()))
-    found = contrasts.compare_modes(cells)
-    return cells, found, verdicts.winners(cells, found)
+    comparisons = contrasts.compare_modes(cells)
+    return cells, comparisons, verdicts.winners(cells, comparisons)
 
 
-def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
-    verdict = one(whole[1], "MPS", "serial", "resnet26", 7)
+def test_what_is_faster_is_found_and_said_in_a_sentence(full_verdicts) -> None:
+    verdict = find_verdict(full_verdicts[1], "MPS", "serial", "resnet26", 7)
     assert verdict.decision is Decision.BETTER
     assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
     assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
@@ -69,23 +69,23 @@ def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
         r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial on this host \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
         verdict.sentence,
     )
-    assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
-    assert one(whole[1], "naive", "serial", "M+2S", 3).decision is Decision.BETTER
+    assert find_verdict(full_verdicts[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
+    assert find_verdict(full_verdicts[1], "naive", "serial", "M+2S", 3).decision is Decision.BETTER
 
 
-def test_what_was_wrong_or_out_of_memory_is_shown_and_never_ranked(whole) -> None:
-    wrong = one(whole[1], "MPS 14 %", "serial", "resnet26", 7)
+def test_what_was_wrong_or_out_of_memory_is_shown_and_never_ranked(full_verdicts) -> None:
+    wrong = find_verdict(full_verdicts[1], "MPS 14 %", "serial", "resnet26", 7)
     assert (wrong.decision, wrong.ratio, wrong.p) == (Decision.NOT_RANKED, None, None)
     assert "computes wrong results in 5 of 5 blocks" in wrong.sentence
-    large = one(whole[1], "naive", "serial", "resnet152", 7)
+    large = find_verdict(full_verdicts[1], "naive", "serial", "resnet152", 7)
     assert "out of memory in 5 of 5 blocks: why it is oom" in large.sentence
-    skipped = one(whole[1], "MIG", "serial", "L+M+3S", 5)
+    skipped = find_verdict(full_verdicts[1], "MIG", "serial", "L+M+3S", 5)
     assert "skipped in 5 of 5 blocks: no partition" in skipped.sentence
-    assert all("14 %" not in winner.tied for winner in whole[2])
+    assert all("14 %" not in winner.tied for winner in full_verdicts[2])
 
 
-def test_each_case_has_its_winner(whole) -> None:
-    by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
+def test_each_case_has_its_winner(full_verdicts) -> None:
+    by_case = {(w.case.label.split()[0], w.degree): w for w in full_verdicts[2]}
     assert by_case["resnet26_cifar10", 7].mode == "MPS"
     sentence = by_case["resnet26_cifar10", 7].sentence
     assert re.search(
@@ -98,12 +98,14 @@ def test_each_case_has_its_winner(whole) -> None:
 
 
 def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
-    found = judged(collocation_study(num_blocks=4))
-    assert {v.decision for v in found} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
-    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: about 5 blocks are needed).")
+    comparisons = compare_rows(collocation_study(num_blocks=4))
+    assert {v.decision for v in comparisons} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
+    assert find_verdict(comparisons, "MPS", "serial", "resnet26", 7).sentence.endswith(
+        "no verdict: about 5 blocks are needed)."
+    )
     (single,) = [
         v
-        for v in judged(collocation_study(num_blocks=1))
+        for v in compare_rows(collocation_study(num_blocks=1))
         if (v.mode, v.against, v.degree, v.quantity) == ("MPS", "naive", 2, Quantity.SPEED)
         and v.case.label.startswith("resnet26")
     ]
@@ -114,7 +116,7 @@ def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
 def test_equality_is_a_claim_of_its_own() -> None:
     rows = [copies("serial", 1, 1000.0 + block, block) for block in range(1, 7)]
     rows += [copies("naive", 2, 500 * (1 + 0.0004 * (-1) ** block) + block / 2, block) for block in range(1, 7)]
-    (verdict,) = judged(rows)
+    (verdict,) = compare_rows(rows)
     assert verdict.decision is Decision.EQUAL
     assert "naive: 1.00 x serial, equal within 2 % (1.00 to 1.00; 6 blocks)." in verdict.sentence
     # What is denied is that they differ by 2 %: that they are the same is not denied at all.
@@ -122,11 +124,11 @@ def test_equality_is_a_claim_of_its_own() -> None:
     assert verdict.ratio.low < 1 < verdict.ratio.high and verdict.p == verdict.p_adjusted < 1e-6
 
 
-def on_gpus(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
+def make_gpu_rows(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
     """Two jobs, naive against serial, in blocks on several GPUs."""
-    found = [(gpu, speedup) for gpu, several in speedups.items() for speedup in several]
+    gpu_speedups = [(gpu, speedup) for gpu, several in speedups.items() for speedup in several]
     rows = []
-    for block, (gpu, speedup) in enumerate(found, start=1):
+    for block, (gpu, speedup) in enumerate(gpu_speedups, start=1):
         rows.append(copies("serial", 1, 1000.0, block, gpu_uuid=gpu))
         rows.append(copies("naive", 2, 500.0 * speedup, block, gpu_uuid=gpu))
     return rows
@@ -134,7 +136,7 @@ def on_gpus(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
 
 def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
     several = {"GPU-a": (1.50, 1.51, 1.50, 1.49, 1.50), "GPU-b": (1.52, 1.51), "GPU-c": (1.48, 1.49, 1.48, 1.49)}
-    cells = make_cells(study(*on_gpus(several)))
+    cells = make_cells(study(*make_gpu_rows(several)))
     (verdict,) = contrasts.compare_modes(cells)
     assert (verdict.decision, verdict.num_blocks, verdict.num_gpus) == (Decision.BETTER, 11, 3)
     expected = statistics.estimate([1.50, 1.515, 1.485])
@@ -149,16 +151,18 @@ def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
 def test_blocks_of_gpus_that_differ_do_not_make_a_verdict_together() -> None:
     """Taken as eleven blocks of one kind, they would be 4 % faster and far from chance."""
     differing = {"GPU-a": (1.07, 1.07, 1.071, 1.07, 1.072), "GPU-b": (0.99, 0.991), "GPU-c": (1.04, 1.041, 1.04, 1.04)}
-    (verdict,) = judged(on_gpus(differing))
+    (verdict,) = compare_rows(make_gpu_rows(differing))
     assert verdict.decision is Decision.NO_VERDICT and verdict.blocks_needed is None
     assert verdict.ratio is not None and verdict.ratio.low < 1 < verdict.ratio.high
     assert verdict.sentence.endswith("each GPU counts once, and more GPUs (or less scatter) are needed).")
-    pooled = on_gpus({"GPU-a": tuple(itertools.chain(*differing.values()))})
-    assert judged(pooled)[0].decision is Decision.BETTER
+    pooled = make_gpu_rows({"GPU-a": tuple(itertools.chain(*differing.values()))})
+    assert compare_rows(pooled)[0].decision is Decision.BETTER
 
 
 def test_two_gpus_have_no_interval_and_no_verdict() -> None:
-    (verdict,) = judged(on_gpus({"GPU-a": (1.5, 1.5, 1.51, 1.5, 1.49), "GPU-b": (1.5, 1.51, 1.5, 1.5, 1.49)}))
+    (verdict,) = compare_rows(
+        make_gpu_rows({"GPU-a": (1.5, 1.5, 1.51, 1.5, 1.49), "GPU-b": (1.5, 1.51, 1.5, 1.5, 1.49)})
+    )
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.ratio is not None and (verdict.ratio.low, verdict.ratio.high) == (None, None)
     assert verdict.sentence.endswith(
@@ -170,7 +174,7 @@ def test_a_wide_spread_gives_no_verdict() -> None:
     factors = (1.0, 1.3, 0.8, 1.2, 0.9)
     rows = [copies("serial", 1, 1000.0, block) for block in range(1, 6)]
     rows += [copies("naive", 2, 540 * factors[block - 1], block) for block in range(1, 6)]
-    (verdict,) = judged(rows)
+    (verdict,) = compare_rows(rows)
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.blocks_needed is not None and verdict.blocks_needed > 10
     assert f"about {verdict.blocks_needed} blocks are needed" in verdict.sentence
@@ -179,7 +183,7 @@ def test_a_wide_spread_gives_no_verdict() -> None:
 def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
     rows = [copies("naive", 2, 500.0 + block, block) for block in range(1, 6)]
     rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
-    (verdict,) = judged(rows)
+    (verdict,) = compare_rows(rows)
     assert (verdict.mode, verdict.against, verdict.decision) == ("MPS", "naive", Decision.BETTER)
     assert verdict.metric == "throughput_total_samples_per_s"
 
@@ -191,11 +195,11 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
         rows.append(copies("serial", 1, 900.0 + block, block, invalid=stood))
         rows.append(copies("naive", 2, 800.0 + block, block))
         rows.append(copies("mig", 1, 850.0 + block, block))
-    assert judged(rows) == []
+    assert compare_rows(rows) == []
     cells = make_cells(study(*rows))
     assert not list(effects.steps(cells)) and verdicts.winners(cells, []) == []
     rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
-    assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
+    assert {(verdict.mode, verdict.against) for verdict in compare_rows(rows)} == {("MPS", "naive")}
 
 
 def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
@@ -204,9 +208,9 @@ def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
         rows.append(copies("serial", 1, 1000.0 + block, block))
         rows.append(copies("naive", 2, 600.0 + block, block, note="overlap 0.400 is below 0.95"))
         rows.append(copies("mps", 2, 900.0 - block, block))
-    found = {(verdict.mode, verdict.against): verdict.sentence for verdict in judged(rows)}
-    assert found["MPS", "naive"].endswith(" (naive: overlap 0.400 is below 0.95)")
-    assert found["MPS", "serial"].endswith("5 blocks).")
+    sentences = {(verdict.mode, verdict.against): verdict.sentence for verdict in compare_rows(rows)}
+    assert sentences["MPS", "naive"].endswith(" (naive: overlap 0.400 is below 0.95)")
+    assert sentences["MPS", "serial"].endswith("5 blocks).")
 
 
 def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_leads() -> None:
@@ -217,15 +221,15 @@ def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_lea
         rows.append(copies("mps", 2, 900.0 + block, block, invalid="suspended"))
         rows.append(copies("mig", 2, 550.0 + block, block, invalid="suspended" if block == 1 else ""))
     cells = make_cells(study(*rows))
-    found = contrasts.compare_modes(cells)
-    (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
+    comparisons = contrasts.compare_modes(cells)
+    (winner,) = [winner for winner in verdicts.winners(cells, comparisons) if winner.degree == 2]
     assert (
         winner.tied[0] == "naive" and "MPS" not in winner.tied and winner.speedup.median == pytest.approx(1.2, rel=0.01)
     )
     assert winner.marks == " (naive: hot; MPS: 5 of 5 blocks invalid: suspended)" and winner.sentence.endswith(
         winner.marks
     )
-    sentences = {(verdict.mode, verdict.against): verdict for verdict in found}
+    sentences = {(verdict.mode, verdict.against): verdict for verdict in comparisons}
     assert sentences["MPS", "serial"].decision is Decision.NOT_RANKED
     assert sentences["MPS", "serial"].sentence.endswith(": invalid in 5 of 5 blocks: suspended.")
     assert sentences["naive", "serial"].sentence.endswith(" (naive: hot)")
@@ -240,11 +244,11 @@ def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> Non
         rows.append(copies("naive", 2, 520.0 * faster + block, block))
         rows += [copies("mps", 2, 572.0 + block, block)] if block <= 5 else []
     cells = make_cells(study(*rows))
-    found = contrasts.compare_modes(cells)
-    assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
-    (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
+    comparisons = contrasts.compare_modes(cells)
+    assert find_verdict(comparisons, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
+    (winner,) = [best for best in verdicts.winners(cells, comparisons) if best.degree == 2]
     assert winner.tied[0] == "MPS" and "naive" not in winner.tied
-    naive = one(found, "naive", "serial", "resnet26", 2).ratio
+    naive = find_verdict(comparisons, "naive", "serial", "resnet26", 2).ratio
     assert naive is not None and naive.high is not None and naive.median <= naive.high
 
 
@@ -254,9 +258,9 @@ def test_a_loser_without_any_baseline_is_no_part_of_the_winners() -> None:
         rows.append(copies("naive", 2, 600.0 + block, block))
         rows.append(copies("serial", 1, 500.0, block)) if block <= 5 else rows.append(copies("mps", 2, 400.0, block))
     cells = make_cells(study(*rows))
-    found = contrasts.compare_modes(cells)
-    assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
-    (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
+    comparisons = contrasts.compare_modes(cells)
+    assert find_verdict(comparisons, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
+    (winner,) = [best for best in verdicts.winners(cells, comparisons) if best.degree == 2]
     assert winner.tied == ("naive",)
 
 
@@ -267,20 +271,24 @@ def test_a_missing_baseline_takes_no_block_from_what_needs_none() -> None:
         rows.append(copies("serial", 1, 1000.0, block, result=result))
         rows.append(copies("naive", 2, 600.0 + block, block))
         rows.append(copies("mps", 2, 700.0 - block, block))
-    found = one(judged(rows), "MPS", "naive", "resnet26", 2)
-    assert (found.num_blocks, found.metric, found.decision) == (5, "throughput_total_samples_per_s", Decision.BETTER)
+    verdict = find_verdict(compare_rows(rows), "MPS", "naive", "resnet26", 2)
+    assert (verdict.num_blocks, verdict.metric, verdict.decision) == (
+        5,
+        "throughput_total_samples_per_s",
+        Decision.BETTER,
+    )
 
 
 def test_what_is_simulated_says_so_everywhere() -> None:
     rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
-    found = study(*rows)
-    cells = make_cells(found)
+    simulated_study = study(*rows)
+    cells = make_cells(simulated_study)
     judgements = contrasts.compare_modes(cells)
     best = verdicts.winners(cells, judgements)
     assert all(v.sentence.endswith("(simulated)") for v in judgements)
     assert all(w.sentence.endswith("(simulated)") for w in best)
     compared = paper.compare(cells, judgements)
-    for table in report_tables.make_tables(found, cells, judgements, best, compared):
+    for table in report_tables.make_tables(simulated_study, cells, judgements, best, compared):
         assert table.note.startswith("Simulated GPU")
         assert to_csv(table).startswith("# Simulated GPU")
         assert "Simulated GPU" in to_latex(table)
@@ -304,22 +312,22 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
     ]
 
 
-def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
-    found = study(*collocation_study())
-    table = table_of("results", whole[0])
+def test_tables_hold_every_cell_and_what_is_missing_is_empty(full_verdicts) -> None:
+    full_study = study(*collocation_study())
+    table = table_of("results", full_verdicts[0])
     lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
-    assert len(lines) == len(whole[0])
+    assert len(lines) == len(full_verdicts[0])
     oom = next(line for line in lines if line["result"] == "oom")
     assert oom["speed-up over serial"] == "" and "0.0" not in oom.values()
-    names = [t.name for t in report_tables.make_tables(found, *whole, paper.compare(*whole[:2]))]
+    names = [t.name for t in report_tables.make_tables(full_study, *full_verdicts, paper.compare(*full_verdicts[:2]))]
     assert names == [
         *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
         *("drift", "workloads", "mixes", "blocks"),
     ]
-    tex = to_latex(next(t for t in report_tables.make_tables(found, *whole, []) if t.name == "speed"))
+    tex = to_latex(next(t for t in report_tables.make_tables(full_study, *full_verdicts, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
     assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
-    endings = table_of("endings", whole[0])
+    endings = table_of("endings", full_verdicts[0])
     assert [row[3] for row in endings.rows] == ["wrong_results", "oom", "skipped"]
     wrong = next(row for row in endings.rows if row[3] == "wrong_results")
     assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
@@ -347,8 +355,8 @@ def test_each_gpu_has_a_drift_of_its_own() -> None:
         copies("serial", 1, rate, block, gpu_uuid=gpu, boot_id=gpu)
         for block, (rate, gpu) in enumerate(zip(rates, gpus, strict=True), start=1)
     ]
-    found = table_of("drift", study(*rows)).rows
-    assert [(str(row[0]).rpartition(" on ")[2], row[5]) for row in found] == [
+    drift_rows = table_of("drift", study(*rows)).rows
+    assert [(str(row[0]).rpartition(" on ")[2], row[5]) for row in drift_rows] == [
         ("GPU-11111111", pytest.approx(1.0)),
         ("GPU-22222222", pytest.approx(2.0)),
     ]
@@ -407,27 +415,29 @@ def replace_window(row: Row, kind: WindowKind, text: str) -> Row:
     return dataclasses.replace(changed, run_id=f"{row.run_id} {text}", metrics={**row.metrics, "window_s": 10.0})
 
 
-def interleaved(row: Row) -> Row:
+def interleave_row(row: Row) -> Row:
     return replace_window(row, WindowKind.INTERLEAVED, "interleaved, 10 x 1 s, each after 0.3 s")
 
 
-def run(scenario: str, degree: int, rate: float, energy_j: float, block: int = 1, own: dict[str, str] | None = None):
+def run(
+    scenario: str, degree: int, rate: float, energy_j: float, block: int = 1, job_params: dict[str, str] | None = None
+):
     figures = {"energy_per_sample_j": energy_j, "energy_j": energy_j * 10 * degree * rate}
-    return copies(scenario, degree, rate, block, own, metrics=figures)
+    return copies(scenario, degree, rate, block, job_params, metrics=figures)
 
 
-def several_blocks(num_blocks: int) -> list[Row]:
+def make_blocks(num_blocks: int) -> list[Row]:
     """Jobs that were interleaved, and a CUDA graph alone in a steady window, because it could not be paused."""
     rows = []
     for block, factor in zip(range(1, num_blocks + 1), FACTORS, strict=False):
-        rows.append(interleaved(run("serial", 1, 1000.0 * factor, 0.1, block)))
+        rows.append(interleave_row(run("serial", 1, 1000.0 * factor, 0.1, block)))
         rows.append(run("serial", 1, 4000.0, 0.04, block, GRAPH))
-        rows.append(interleaved(run("naive", 2, 700.0 * factor, 0.08, block)))
-        rows.append(interleaved(run("mps", 2, 1500.0, 0.05 * factor, block)))
+        rows.append(interleave_row(run("naive", 2, 700.0 * factor, 0.08, block)))
+        rows.append(interleave_row(run("mps", 2, 1500.0, 0.05 * factor, block)))
     return rows
 
 
-def cell_of(cells: list[Cell], mode: str, degree: int) -> Cell:
+def find_cell(cells: list[Cell], mode: str, degree: int) -> Cell:
     (cell,) = [
         cell for cell in cells if (cell.mode, cell.degree, cell.case.params[0]["step_mode"]) == (mode, degree, "eager")
     ]
@@ -435,32 +445,32 @@ def cell_of(cells: list[Cell], mode: str, degree: int) -> Cell:
 
 
 def test_a_graph_in_a_steady_window_is_a_baseline_of_interleaved_groups() -> None:
-    cells = make_cells(study(*several_blocks(1)))
-    naive = cell_of(cells, "naive", 2)
+    cells = make_cells(study(*make_blocks(1)))
+    naive = find_cell(cells, "naive", 2)
     assert naive.values[BEST_SOLO] == {1: pytest.approx(0.35)}
     assert naive.values[ENERGY_VS_BEST_SOLO] == {1: pytest.approx(2.0)}
     assert naive.best_solo == "CUDA graph"
-    assert cell_of(cells, "serial", 1).values[BEST_SOLO] == {1: pytest.approx(0.25)}
+    assert find_cell(cells, "serial", 1).values[BEST_SOLO] == {1: pytest.approx(0.25)}
 
 
 def test_the_window_of_the_group_is_preferred_and_fixed_work_is_no_rate() -> None:
-    rows = [*several_blocks(1), interleaved(run("serial", 1, 2000.0, 0.04, own=GRAPH))]
-    assert cell_of(make_cells(study(*rows)), "naive", 2).values[BEST_SOLO] == {1: pytest.approx(0.7)}
+    rows = [*make_blocks(1), interleave_row(run("serial", 1, 2000.0, 0.04, job_params=GRAPH))]
+    assert find_cell(make_cells(study(*rows)), "naive", 2).values[BEST_SOLO] == {1: pytest.approx(0.7)}
     work = [
         row if row.jobs[0].params == GRAPH else replace_window(row, WindowKind.WORK, "work, 2 epochs")
-        for row in several_blocks(1)
+        for row in make_blocks(1)
     ]
     assert not any(BEST_SOLO in cell.values for cell in make_cells(study(*work)))
 
 
 def test_several_runs_alone_in_one_step_mode_count_with_their_mean() -> None:
-    twice = dataclasses.replace(run("serial", 1, 2000.0, 0.04, own=GRAPH), key="again", run_id="again")
-    cells = make_cells(study(*several_blocks(1), twice))
-    assert cell_of(cells, "naive", 2).values[BEST_SOLO] == {1: pytest.approx(1400 / 3000)}
+    twice = dataclasses.replace(run("serial", 1, 2000.0, 0.04, job_params=GRAPH), key="again", run_id="again")
+    cells = make_cells(study(*make_blocks(1), twice))
+    assert find_cell(cells, "naive", 2).values[BEST_SOLO] == {1: pytest.approx(1400 / 3000)}
 
 
 def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_comparison() -> None:
-    rows = [*several_blocks(5)]
+    rows = [*make_blocks(5)]
     rows += [run("naive", 2, 2100.0, 0.04, block, GRAPH) for block in range(1, 6)]
     comparisons = compare_modes(make_cells(study(*rows)))
     pairs = [(v.against, v.quantity.value) for v in comparisons if v.case.params[0]["step_mode"] == "cuda_graph"]
@@ -468,7 +478,7 @@ def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_compariso
 
 
 def test_tables_and_sentences_have_both_gains() -> None:
-    of = study(*several_blocks(5))
+    of = study(*make_blocks(5))
     cells = make_cells(of)
     best = winners(cells, compare_modes(cells))
     answer, energy_answer, *_ = write_answer(of, cells, best)
@@ -487,44 +497,44 @@ def test_tables_and_sentences_have_both_gains() -> None:
     assert "property of the GPU and the programs" in table.note
 
 
-def legend_of(figure) -> list[str]:
+def read_legend(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_the_figure_of_gains_has_a_panel_against_the_best_step_mode() -> None:
-    (sketch,) = curves.sketch_gains(make_cells(study(*several_blocks(5))), None)
+    (sketch,) = curves.sketch_gains(make_cells(study(*make_blocks(5))), None)
     figure = sketch.paint()
     assert [axes.get_ylabel() for axes in figure.axes] == ["speed-up over\nserial", "speed-up over\nCUDA graph alone"]
-    assert sorted(legend_of(figure)) == ["MPS", "alone, CUDA graph", "alone, eager", "ideal", "naive"]
+    assert sorted(read_legend(figure)) == ["MPS", "alone, CUDA graph", "alone, eager", "ideal", "naive"]
     over_best = {line.get_label(): line.lines[0].get_ydata().tolist() for line in figure.axes[1].containers}
     assert over_best == {"naive": [pytest.approx(0.35)], "MPS": [pytest.approx(0.75)]}
     assert "property of the GPU and the programs" in sketch.caption
 
 
 def test_the_figure_of_energy_has_the_level_of_the_best_step_mode() -> None:
-    (sketch,) = bar_charts.sketch_metrics(make_cells(study(*several_blocks(5))), None)
+    (sketch,) = bar_charts.sketch_metrics(make_cells(study(*make_blocks(5))), None)
     figure = sketch.paint()
-    assert "alone, CUDA graph" in legend_of(figure)
+    assert "alone, CUDA graph" in read_legend(figure)
     (level,) = [line for line in figure.axes[0].lines if line.get_label() == "alone, CUDA graph"]
     assert level.get_ydata()[0] == pytest.approx(0.04)
 
 
 def test_points_and_bars_without_an_interval_are_hollow() -> None:
-    rows = [row for row in several_blocks(5) if row.scenario != "mps" or row.block < 3]
+    rows = [row for row in make_blocks(5) if row.scenario != "mps" or row.block < 3]
     cells = make_cells(study(*rows))
     (sketch,) = curves.sketch_gains(cells, None)
     figure = sketch.paint()
     hollow = [line for line in figure.axes[0].lines if line.get_label() == NO_INTERVAL]
     assert [line.get_ydata().tolist() for line in hollow] == [[pytest.approx(3.0, rel=0.02)]]
-    assert legend_of(figure)[-1] == NO_INTERVAL
+    assert read_legend(figure)[-1] == NO_INTERVAL
     (sketch,) = bar_charts.sketch_metrics(cells, None)
     figure = sketch.paint()
     bars = {bar.get_label(): len(bar) for bar in figure.axes[0].containers if bar.get_label() == NO_INTERVAL}
-    assert bars == {NO_INTERVAL: 1} and legend_of(figure)[-1] == NO_INTERVAL
+    assert bars == {NO_INTERVAL: 1} and read_legend(figure)[-1] == NO_INTERVAL
 
 
 def test_a_figure_says_which_speed_up_exceeds_the_number_of_jobs() -> None:
-    cells = make_cells(study(*several_blocks(5)))
+    cells = make_cells(study(*make_blocks(5)))
     (sketch,) = curves.sketch_gains(cells, None)
     over_serial, over_best = sketch.paint().axes
     assert "2: MPS* more than ideal" in over_serial.get_xlabel()
@@ -540,7 +550,7 @@ def test_a_noisy_baseline_of_single_blocks_puts_no_note_on_a_speed_up() -> None:
     for block, (alone, together) in enumerate(factors, start=1):
         rows += [copies("serial", 1, 1000.0 * alone, block), copies("mps", 2, 1000.0 * together, block)]
     cells = make_cells(study(*rows))
-    mps = cell_of(cells, "MPS", 2)
+    mps = find_cell(cells, "MPS", 2)
     assert mps.estimates["speedup_vs_serial_ratio"].median > 2 and mps.notes_on_gain == ()
     (sketch,) = curves.sketch_gains(cells, None)
     (axes,) = sketch.paint().axes
@@ -553,15 +563,15 @@ def test_a_block_needs_the_run_of_the_best_step_mode_only() -> None:
             dataclasses.replace(row, result=Result.FAILED, metrics={})
             if row.is_sequential and (row.jobs[0].params["step_mode"], row.block) in lost
             else row
-            for row in several_blocks(5)
+            for row in make_blocks(5)
         ]
 
-    whole = cell_of(make_cells(study(*keep())), "naive", 2)
-    without_eager = cell_of(make_cells(study(*keep(("eager", 3)))), "naive", 2)
+    full_cell = find_cell(make_cells(study(*keep())), "naive", 2)
+    without_eager = find_cell(make_cells(study(*keep(("eager", 3)))), "naive", 2)
     assert 3 not in without_eager.values["speedup_vs_serial_ratio"]
-    assert without_eager.values[BEST_SOLO] == whole.values[BEST_SOLO]
+    assert without_eager.values[BEST_SOLO] == full_cell.values[BEST_SOLO]
     # Without the fastest step mode, the best one of the block is unknown.
-    without_graph = cell_of(make_cells(study(*keep(("cuda_graph", 3)))), "naive", 2)
+    without_graph = find_cell(make_cells(study(*keep(("cuda_graph", 3)))), "naive", 2)
     assert sorted(without_graph.values[BEST_SOLO]) == [1, 2, 4, 5]
 
 
@@ -592,10 +602,10 @@ def test_has_no_contrast_without_a_common_block_or_quantity() -> None:
 
 
 def test_a_ratio_of_times_is_one_of_speeds() -> None:
-    own = params()
+    job_params = params()
     times = {"serial": 20.0, "naive": 10.0}
     rows = [
-        row(mode, (job(0, own, None),), metrics={TOTAL_TIME: time_s}, window=WindowKind.WORK)
+        row(mode, (job(0, job_params, None),), metrics={TOTAL_TIME: time_s}, window=WindowKind.WORK)
         for mode, time_s in times.items()
     ]
     naive, serial = sorted(make_cells(study(*rows)), key=lambda cell: cell.mode)

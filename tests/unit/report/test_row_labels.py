@@ -15,10 +15,10 @@ from tests.unit.report.test_report_rows import settings
 
 
 def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_their_names() -> None:
-    programs = [{"workload": "train", "script": "train.py", **own} for own in (
+    programs = [{"workload": "train", "script": "train.py", **flags} for flags in (
         {"flags.bs": "20"}, {"args": "--bs 30 --amp"}, {"args": "--bs 30"},
     )]  # fmt: skip
-    rows = [copies("naive", 2, 5.0, own=own, facts={"plan": str(own)}) for own in programs]
+    rows = [copies("naive", 2, 5.0, own=job_params, facts={"plan": str(job_params)}) for job_params in programs]
     read_rows = study(*rows).rows
     assert {r.jobs[0].label for r in read_rows} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
     assert {r.name for r in read_rows} == {
@@ -28,12 +28,15 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
 
 
 def test_a_label_says_only_what_differs_within_the_study() -> None:
-    def labels_of(*changes: dict[str, str]) -> list[str]:
-        return [r.jobs[0].label for r in study(*(copies("serial", 1, 9.0, own=params(**own)) for own in changes)).rows]
+    def list_labels(*changes: dict[str, str]) -> list[str]:
+        return [
+            r.jobs[0].label
+            for r in study(*(copies("serial", 1, 9.0, own=params(**changed_params)) for changed_params in changes)).rows
+        ]
 
-    assert labels_of({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
+    assert list_labels({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
     assert sorted(
-        labels_of({"step_mode": "cuda_graph", "source": "disk", "precision": "default"}, {"precision": "fp32"})
+        list_labels({"step_mode": "cuda_graph", "source": "disk", "precision": "default"}, {"precision": "fp32"})
     ) == [
         "resnet26_cifar10 bs128 (default precision, CUDA graph, data from disk)",
         "resnet26_cifar10 bs128 (strict fp32, data on the GPU)",

@@ -14,7 +14,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.contrasts import Decision
 from pipeline.report.evaluate.interval_widths import measure_widths
-from tests.unit.report.test_report_statistics import judged, make_rate_cells
+from tests.unit.report.test_report_statistics import judge_tables, make_rate_cells
 
 MAX_BLOCKS = 20
 RNG_SEED = 20261126
@@ -50,7 +50,7 @@ def is_narrow(logs: Logs, goal: float, *, is_drifting: bool = False) -> NDArray[
 
 
 def has_claim(logs: Logs) -> NDArray[np.bool_]:
-    return np.isin(judged(np.exp(logs))[0], CLAIMS).any(axis=-1)
+    return np.isin(judge_tables(np.exp(logs))[0], CLAIMS).any(axis=-1)
 
 
 def stop(logs: Logs, ends: Callable[[Logs], NDArray[np.bool_]]) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ def evaluate(logs: Logs, blocks: NDArray[np.int64], truth: float, *, is_drifting
         ended = blocks == n
         low, high = intervals(logs[ended][..., :n], is_drifting=is_drifting)
         covered[ended] = (low <= truth) & (truth <= high)
-        decisions = judged(np.exp(logs[ended][..., :n]), is_drifting=is_drifting)[0]
+        decisions = judge_tables(np.exp(logs[ended][..., :n]), is_drifting=is_drifting)[0]
         wrong[ended] = np.isin(decisions, (Decision.EQUAL, Decision.WORSE) if truth else CLAIMS).any(axis=-1)
     return float(covered.mean()), float(wrong.mean())
 

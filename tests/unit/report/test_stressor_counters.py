@@ -92,9 +92,9 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     return put
 
 
-def stressor_row(own: dict[str, str] = TURN_PARAMS, scenario: str = "serial", **changes: Any) -> Row:
+def stressor_row(stressor_params: dict[str, str] = TURN_PARAMS, scenario: str = "serial", **changes: Any) -> Row:
     """Return a stressor alone, with a window from 1 to 11 s."""
-    return row(scenario, (job(0, own, None),), **changes)
+    return row(scenario, (job(0, stressor_params, None),), **changes)
 
 
 def test_the_time_in_which_a_turn_settles_and_incomplete_turns_do_not_count(put: Callable[..., None]) -> None:
@@ -138,7 +138,7 @@ def test_only_valid_rows_of_a_stressor_alone_have_counters() -> None:
     assert [chosen.run_id for chosen in choose_rows(study(alone, *left_out))] == [alone.run_id]
 
 
-def study_of(
+def make_counter_study(
     counters: Mapping[Place, Mapping[str, float]] = FULL, *more: StressorCounters, num_cpus: int | None = 16
 ) -> Study:
     """Return a study of stressors alone with these counters."""
@@ -149,11 +149,11 @@ def study_of(
     return dataclasses.replace(study(stressor_row()), counters=(*by_place, *more))
 
 
-def loads_of(stressor_study: Study) -> dict[Place, StressorLoad]:
+def map_loads(stressor_study: Study) -> dict[Place, StressorLoad]:
     return {load.place: load for load in list_loads(stressor_study)}
 
 
-def leaks_of(load: StressorLoad) -> dict[str, Any]:
+def map_leaks(load: StressorLoad) -> dict[str, Any]:
     return {counter.title: ratio for counter, ratio in load.leaks.items()}
 
 
@@ -162,39 +162,41 @@ def make_table(stressor_study: Study) -> Table | None:
 
 
 def test_a_leak_is_relative_to_the_stressor_of_the_resource_above_the_idle_turns() -> None:
-    loads = loads_of(study_of())
+    loads = map_loads(make_counter_study())
     assert list(loads) == [("idle", 0.0), ("l2", 1.0), ("memory_bandwidth", 1.0), ("tensor_cores", 1.0)]
-    assert leaks_of(loads["l2", 1.0]) == {"DRAM": pytest.approx(0.3)}, "1 of 16 CPUs and 5 % of the tensor cores do not"
-    assert leaks_of(loads["tensor_cores", 1.0]) == leaks_of(loads["memory_bandwidth", 1.0]) == {}
+    assert map_leaks(loads["l2", 1.0]) == {"DRAM": pytest.approx(0.3)}, (
+        "1 of 16 CPUs and 5 % of the tensor cores do not"
+    )
+    assert map_leaks(loads["tensor_cores", 1.0]) == map_leaks(loads["memory_bandwidth", 1.0]) == {}
     assert not loads["idle", 0.0].is_checked and not any(load.is_weak for load in loads.values())
 
 
 def test_a_leak_is_relative_to_the_same_dial_or_else_to_the_peak() -> None:
     half = {("memory_bandwidth", 0.5): {"dram_active_ratio": 0.42}, ("l2", 0.5): {"dram_active_ratio": 0.08}}
-    loads = loads_of(study_of({**FULL, **half}))
-    assert leaks_of(loads["l2", 0.5]) == {"DRAM": pytest.approx(0.06 / 0.4)}
-    loads = loads_of(study_of({**FULL, ("l2", 0.5): {"dram_active_ratio": 0.13}}))
-    assert leaks_of(loads["l2", 0.5]) == {"DRAM": pytest.approx(0.11)}
+    loads = map_loads(make_counter_study({**FULL, **half}))
+    assert map_leaks(loads["l2", 0.5]) == {"DRAM": pytest.approx(0.06 / 0.4)}
+    loads = map_loads(make_counter_study({**FULL, ("l2", 0.5): {"dram_active_ratio": 0.13}}))
+    assert map_leaks(loads["l2", 0.5]) == {"DRAM": pytest.approx(0.11)}
     assert loads["l2", 0.5].to_peak and not loads["l2", 0.5].to_effect
 
 
 def test_pcie_without_its_stressor_and_host_cpu_without_a_number_of_cpus_are_not_checked() -> None:
     rx, tx = "pcie_rx_mib_per_s", "pcie_tx_mib_per_s"
     host = {("host_memory", 1.0): {rx: 4.0, "cpu_pct": 2.0}}
-    assert not loads_of(study_of(host, num_cpus=None))["host_memory", 1.0].is_checked
-    assert leaks_of(loads_of(study_of(host, num_cpus=4))["host_memory", 1.0]) == {"host CPU": 0.5}
+    assert not map_loads(make_counter_study(host, num_cpus=None))["host_memory", 1.0].is_checked
+    assert map_leaks(map_loads(make_counter_study(host, num_cpus=4))["host_memory", 1.0]) == {"host CPU": 0.5}
     copies_too = {**host, ("pcie_copies", 1.0): {rx: 20.0, tx: 3.0}}
-    loads = loads_of(study_of(copies_too, num_cpus=None))
-    assert leaks_of(loads["host_memory", 1.0]) == {"PCIe to the GPU": pytest.approx(0.2)}
-    assert leaks_of(loads["pcie_copies", 1.0]) == {"PCIe from the GPU": pytest.approx(0.15)}
+    loads = map_loads(make_counter_study(copies_too, num_cpus=None))
+    assert map_leaks(loads["host_memory", 1.0]) == {"PCIe to the GPU": pytest.approx(0.2)}
+    assert map_leaks(loads["pcie_copies", 1.0]) == {"PCIe from the GPU": pytest.approx(0.15)}
 
 
 def test_a_stressor_that_hardly_loads_its_resource_is_no_measure_of_it() -> None:
     weak = {**FULL, ("memory_bandwidth", 1.0): {"dram_active_ratio": 0.05}}
-    loads = loads_of(study_of(weak))
+    loads = map_loads(make_counter_study(weak))
     assert loads["memory_bandwidth", 1.0].is_weak
-    assert leaks_of(loads["l2", 1.0]) == {"DRAM": pytest.approx(0.24)}, "of the peak"
-    (_, sentence) = describe_loads(study_of(weak))
+    assert map_leaks(loads["l2", 1.0]) == {"DRAM": pytest.approx(0.24)}, "of the peak"
+    (_, sentence) = describe_loads(make_counter_study(weak))
     assert sentence == (
         "Stressors that raise their own counter by less than 10 % of its peak: memory_bandwidth (stressors.csv)."
     )
@@ -206,14 +208,14 @@ def test_counters_are_medians_over_blocks_and_each_gpu_counts_once() -> None:
         return StressorCounters(device=GPU, gpu_uuid=uuid, block=number, place=("l2", 1.0), num_cpus=1, means=means)
 
     one_gpu = [block(number, value, "GPU-1") for number, value in ((1, 0.1), (2, 0.2), (3, 0.9))]
-    (load,) = list_loads(study_of({}, *one_gpu))
+    (load,) = list_loads(make_counter_study({}, *one_gpu))
     assert (load.counters, load.num_blocks) == ({"dram_active_ratio": 0.2}, 3)
-    (load,) = list_loads(study_of({}, *one_gpu, block(4, 0.6, "GPU-2")))
+    (load,) = list_loads(make_counter_study({}, *one_gpu, block(4, 0.6, "GPU-2")))
     assert load.counters == {"dram_active_ratio": pytest.approx(0.4)}
 
 
 def test_the_table_shows_missing_counters_as_missing_and_the_page_names_the_leak() -> None:
-    content = make_content(study_of())
+    content = make_content(make_counter_study())
     table = make_table(content.study)
     assert table is not None
     counters = ("SMACT", "tensor cores", "DRAM", "host CPU (CPUs)")
@@ -233,7 +235,7 @@ def test_the_table_shows_missing_counters_as_missing_and_the_page_names_the_leak
 def test_without_counters_there_is_no_table_and_without_a_leak_no_sentence() -> None:
     assert make_table(study(stressor_row())) is None and describe_loads(study(stressor_row())) == []
     clean = {place: means for place, means in FULL.items() if place[0] != "l2"}
-    assert describe_loads(study_of(clean)) == [] and make_table(study_of(clean)) is not None
+    assert describe_loads(make_counter_study(clean)) == [] and make_table(make_counter_study(clean)) is not None
 
 
 def test_each_device_is_compared_with_itself() -> None:
@@ -242,7 +244,7 @@ def test_each_device_is_compared_with_itself() -> None:
         device="NVIDIA H200", gpu_uuid="GPU-2", block=2, place=("l2", 1.0), num_cpus=16, means=means
     )
     rows = (stressor_row(), stressor_row(device="NVIDIA H200", gpu_uuid="GPU-2", block=2))
-    stressor_study = dataclasses.replace(study_of(FULL, other), rows=rows)
+    stressor_study = dataclasses.replace(make_counter_study(FULL, other), rows=rows)
     table = make_table(stressor_study)
     assert table is not None and table.columns[:2] == ("device", "resource")
     assert table.rows[-1][:3] == ("NVIDIA H200", "l2", 1.0) and table.rows[-1][-1] == "DRAM (20 %)"

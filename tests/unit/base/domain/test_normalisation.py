@@ -27,7 +27,9 @@ from tests.support.rows import gpu_settings, workload
 STEADY, WORK = WindowKind.STEADY, WindowKind.WORK
 
 
-def compared(kind: WindowKind, *rates: tuple[float | None, float | None], unit: str = "samples") -> list[ComparedJob]:
+def make_compared_jobs(
+    kind: WindowKind, *rates: tuple[float | None, float | None], unit: str = "samples"
+) -> list[ComparedJob]:
     name = rate_name(kind, unit)
     figures = [[{} if rate is None else {name: rate} for rate in both] for both in rates]
     return [ComparedJob(unit, False, together, alone) for together, alone in figures]
@@ -38,17 +40,17 @@ def service(together: dict[str, float], alone: dict[str, float], *, is_given: bo
 
 
 def test_in_a_steady_window_progress_adds_up() -> None:
-    normalised = normalise(STEADY, compared(STEADY, (50.0, 100.0), (30.0, 40.0)))
+    normalised = normalise(STEADY, make_compared_jobs(STEADY, (50.0, 100.0), (30.0, 40.0)))
     assert normalised == {SPEEDUP: 1.25, SLOWDOWN: 2.0, FAIRNESS: pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))}
 
 
 def test_jobs_that_count_in_different_units_are_each_compared_with_themselves() -> None:
-    mix = compared(STEADY, (50.0, 100.0)) + compared(STEADY, (3.0, 4.0), unit="sequences")
-    assert normalise(STEADY, mix) == normalise(STEADY, compared(STEADY, (50.0, 100.0), (30.0, 40.0)))
+    mix = make_compared_jobs(STEADY, (50.0, 100.0)) + make_compared_jobs(STEADY, (3.0, 4.0), unit="sequences")
+    assert normalise(STEADY, mix) == normalise(STEADY, make_compared_jobs(STEADY, (50.0, 100.0), (30.0, 40.0)))
 
 
 def test_a_fixed_amount_of_work_is_compared_with_the_measured_total_else_with_the_sum() -> None:
-    jobs = compared(WORK, (20.0, 10.0), (16.0, 14.0))
+    jobs = make_compared_jobs(WORK, (20.0, 10.0), (16.0, 14.0))
     assert normalise(WORK, jobs, serial_s=25.0, makespan_s=20.0)[SPEEDUP] == 1.25
     assert normalise(WORK, jobs, makespan_s=20.0)[SPEEDUP] == 1.2
     assert normalise(WORK, jobs) == {SLOWDOWN: 2.0, FAIRNESS: pytest.approx(1.375**2 / (2 * (0.25 + 0.875**2)))}
@@ -56,15 +58,15 @@ def test_a_fixed_amount_of_work_is_compared_with_the_measured_total_else_with_th
 
 @pytest.mark.parametrize("rates", [[], [(50.0, None)], [(None, 50.0)], [(50.0, 100.0), (30.0, 0.0)]])
 def test_what_is_not_known_of_each_job_is_known_of_none(rates: list[tuple[float | None, float | None]]) -> None:
-    assert normalise(STEADY, compared(STEADY, *rates)) == {}
-    assert normalise(WORK, compared(WORK, *rates), serial_s=1.0, makespan_s=1.0) == {}
+    assert normalise(STEADY, make_compared_jobs(STEADY, *rates)) == {}
+    assert normalise(WORK, make_compared_jobs(WORK, *rates), serial_s=1.0, makespan_s=1.0) == {}
 
 
 def test_jobs_in_turn_have_a_common_rate_only_for_a_fixed_amount_of_work() -> None:
     rates = [(50.0, 100.0), (30.0, 40.0)]
-    assert normalise(STEADY, compared(STEADY, *rates), is_sequential=True) == {}
-    assert normalise(STEADY, compared(STEADY, *rates[:1]), is_sequential=True)[SPEEDUP] == 0.5
-    assert normalise(WORK, compared(WORK, *rates), is_sequential=True, makespan_s=70.0)[SPEEDUP] == 2.0
+    assert normalise(STEADY, make_compared_jobs(STEADY, *rates), is_sequential=True) == {}
+    assert normalise(STEADY, make_compared_jobs(STEADY, *rates[:1]), is_sequential=True)[SPEEDUP] == 0.5
+    assert normalise(WORK, make_compared_jobs(WORK, *rates), is_sequential=True, makespan_s=70.0)[SPEEDUP] == 2.0
 
 
 def test_a_service_at_a_given_rate_is_compared_by_its_latency_and_not_by_its_rate() -> None:
@@ -85,7 +87,10 @@ def test_a_service_at_a_given_rate_is_compared_by_its_latency_and_not_by_its_rat
 
 def test_of_a_training_beside_a_service_is_known_what_the_one_kept_and_what_the_other_paid() -> None:
     rate = {"throughput_requests_per_s": 100.0}
-    mix = [*compared(STEADY, (80.0, 100.0)), service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0})]
+    mix = [
+        *make_compared_jobs(STEADY, (80.0, 100.0)),
+        service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0}),
+    ]
     assert normalise(STEADY, mix) == {SLOWDOWN: 1.25, MEAN_SLOWDOWN: 2.0}
 
 
@@ -112,7 +117,7 @@ def test_a_group_is_as_slow_as_its_slowest_service_and_what_one_lacks_it_lacks()
     }
 
 
-def baselines_of(*groups: tuple[str, str]) -> Baselines[str, str]:
+def make_baselines(*groups: tuple[str, str]) -> Baselines[str, str]:
     """Of groups of jobs in turn: each by its name and the letters of its jobs, each job as `<group>-<position>`."""
     baselines: Baselines[str, str] = Baselines()
     for name, jobs in groups:
@@ -122,7 +127,7 @@ def baselines_of(*groups: tuple[str, str]) -> Baselines[str, str]:
 
 def test_a_run_of_its_own_comes_before_turns_in_the_same_mix_and_those_before_turns_in_any() -> None:
     groups = [("any", "bac"), ("other", "ab"), ("same", "ba"), ("own", "a"), ("again", "a")]
-    growing = [baselines_of(*groups[:number]) for number in range(len(groups) + 1)]
+    growing = [make_baselines(*groups[:number]) for number in range(len(groups) + 1)]
     assert [baselines.find_runs_alone("a", ("b", "a")) for baselines in growing] == [
         [],
         ["any-1"],
@@ -136,8 +141,8 @@ def test_a_run_of_its_own_comes_before_turns_in_the_same_mix_and_those_before_tu
 
 
 def test_several_turns_of_a_job_in_a_mix_all_count() -> None:
-    assert baselines_of(("mix", "aba")).find_runs_alone("a", ("a", "a", "b")) == ["mix-0", "mix-2"]
-    assert baselines_of(("one", "ab"), ("two", "ca")).find_runs_alone("a", ("a", "d")) == ["one-0", "two-1"]
+    assert make_baselines(("mix", "aba")).find_runs_alone("a", ("a", "a", "b")) == ["mix-0", "mix-2"]
+    assert make_baselines(("one", "ab"), ("two", "ca")).find_runs_alone("a", ("a", "d")) == ["one-0", "two-1"]
 
 
 def test_each_power_is_measured_in_the_first_group_that_needs_it():

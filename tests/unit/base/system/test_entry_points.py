@@ -15,7 +15,7 @@ TYPED = ["/site/gpu_collocation/run.py", "degree=2", "--", "train.py", "resume=f
 
 
 @pytest.fixture
-def by_command(monkeypatch, tmp_path):
+def command_folder(monkeypatch, tmp_path):
     monkeypatch.setenv(entry_points.VARIABLE, "1")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
     entry_points._command.cache_clear()
@@ -50,14 +50,14 @@ def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
     assert entry_points.spell("gpu") == f"python '{clone}/collocate.py' gpu"
 
 
-def test_the_command_has_one_name(by_command):
+def test_the_command_has_one_name(command_folder):
     assert entry_points.spell("run", "-m", "degree=1,2") == "collocate run -m degree=1,2"
     assert entry_points.spell("tracking", "flush") == "collocate tracking flush"
 
 
-def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, monkeypatch, tmp_path):
-    by_command.mkdir()
-    program = by_command / "collocate"
+def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(command_folder, monkeypatch, tmp_path):
+    command_folder.mkdir()
+    program = command_folder / "collocate"
     program.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "other"))
     assert entry_points.spell("gpu") == f"{program} gpu"
@@ -67,8 +67,8 @@ def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, mo
     assert entry_points.spell("gpu") == "collocate gpu"
 
 
-def test_what_resumes_a_study_is_spelled_so_too(by_command):
-    by_command.mkdir()
+def test_what_resumes_a_study_is_spelled_so_too(command_folder):
+    command_folder.mkdir()
     assert spell_resume_command(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
     assert Invocation(words=TYPED).masked_command == "collocate run degree=2 -- train.py resume=false"
 

@@ -89,7 +89,7 @@ def ends_by(sent: str, ignored: str = "()", blocked: str = "()", wait_s: float =
 
 
 def test_every_signal_that_would_end_the_process_ends_it_in_order():
-    theirs = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
+    ignored_signals = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
     faults = (
         signal.SIGSEGV,
         signal.SIGBUS,
@@ -104,7 +104,8 @@ def test_every_signal_that_would_end_the_process_ends_it_in_order():
     )
     expected = {
         number: -number if number in (*faults, signal.SIGKILL) else 128 + number
-        for number in endings.keys() - {*theirs, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+        for number in endings.keys()
+        - {*ignored_signals, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     }
     assert endings == dict.fromkeys(endings, 0) | expected
     assert {signal.SIGUSR1, signal.SIGXCPU, signal.SIGALRM, signal.SIGQUIT, signal.SIGRTMIN + 3} <= expected.keys()
@@ -193,7 +194,7 @@ def test_a_destructor_that_fails_while_an_interruption_is_dealt_with_is_shown_an
 
 
 @contextmanager
-def failing(name, undone):
+def fail_in_undo(name, undone):
     try:
         yield
     finally:
@@ -213,8 +214,8 @@ def test_a_library_that_breaks_while_it_is_interrupted_shows_no_traceback():
 def test_the_first_error_wins_and_names_the_failed_cleanups():
     undone: list[str] = []
     with pytest.raises(ValueError, match="the body") as caught, UndoStack() as stack:
-        stack.enter_context(failing("a", undone))
-        stack.enter_context(failing("b", undone))
+        stack.enter_context(fail_in_undo("a", undone))
+        stack.enter_context(fail_in_undo("b", undone))
         raise ValueError("the body")
     assert undone == ["b", "a"]
     notes = "\n".join(caught.value.__notes__)
@@ -223,7 +224,7 @@ def test_the_first_error_wins_and_names_the_failed_cleanups():
 
 def test_a_cleanup_that_fails_alone_is_raised():
     with pytest.raises(OSError, match="cannot undo a"), UndoStack() as stack:
-        stack.enter_context(failing("a", []))
+        stack.enter_context(fail_in_undo("a", []))
 
 
 REFUSED = [ConfigError("no"), GpuBusyError("no"), InUseError("no", "a study", lambda: False), TrackingError("no")]

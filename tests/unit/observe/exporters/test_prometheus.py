@@ -91,8 +91,8 @@ def test_a_name_that_is_no_utf_8_and_a_query_keep_nothing_back(port, tmp_path, c
     pytest.importorskip("prometheus_client")
     live = live_groups.running_group(tmp_path)
     with PrometheusExporter(port, "127.0.0.1").serve() as showing, showing(mig_group(name="a\udcff"), live):
-        whole, asked = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
-    assert 'group="a?"' in whole and asked == whole
+        metrics, queried_metrics = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
+    assert 'group="a?"' in metrics and queried_metrics == metrics
     assert capfd.readouterr() == ("", "")
 
 
@@ -160,8 +160,8 @@ def test_a_value_has_the_labels_of_what_it_is_of(live):
     sample("host", "load_1min", 4.0)
     study = ("experiment=test", "scenario=mig", "group=mig-a+b")
     gpu = f"gpu={GPU.uuid}"
-    found = read(GroupSeries(mig_group(), live))
-    sampled = {key: value for key, value in found.items() if not re.match("collocation_(job|group)_", key[0])}
+    values = read(GroupSeries(mig_group(), live))
+    sampled = {key: value for key, value in values.items() if not re.match("collocation_(job|group)_", key[0])}
     assert sampled == {
         ("collocation_nvml_power_w", *study, gpu): 300.0,
         ("collocation_nvml_instance_memory_used_mib", *study, gpu, "gpu_instance=5"): 20.0,
@@ -169,37 +169,37 @@ def test_a_value_has_the_labels_of_what_it_is_of(live):
         ("collocation_host_load_1min", *study): 4.0,
     }
     job = (*study, "job_name=0-a", gpu, "gpu_instance=3")
-    assert found["collocation_job_phase", *job, "phase=train"] == 1
-    assert found["collocation_job_work_total", *job, "unit=samples"] == 10
-    assert found["collocation_job_epoch", *job] == 1
-    assert not [key for key in found if key[0] == "collocation_job_work_per_s"]  # there was no step since
+    assert values["collocation_job_phase", *job, "phase=train"] == 1
+    assert values["collocation_job_work_total", *job, "unit=samples"] == 10
+    assert values["collocation_job_epoch", *job] == 1
+    assert not [key for key in values if key[0] == "collocation_job_work_per_s"]  # there was no step since
 
 
 def test_progress_is_told_anew_each_time(live):
     exported = GroupSeries(mig_group(), live)
     exported.read()
     live_groups.step(live.folder, 1, 25)
-    found = read(exported)
-    rates = [key for key in found if key[0] == "collocation_job_work_per_s"]
-    assert [key[4] for key in rates] == ["job_name=1-b"] and found[rates[0]] > 0
+    values = read(exported)
+    rates = [key for key in values if key[0] == "collocation_job_work_per_s"]
+    assert [key[4] for key in rates] == ["job_name=1-b"] and values[rates[0]] > 0
 
 
 def test_the_newest_value_counts_and_one_that_stays_away_is_left_out(live):
     now_ns = time.monotonic_ns()
     exported = GroupSeries(mig_group(), live, lambda: now_ns)
 
-    def shown():
+    def read_nvml_values():
         return {key[0]: value for key, value in read(exported).items() if "_nvml_" in key[0]}
 
     both = {"power_w": 100.0, "temperature_c": 50.0}
     live.samples.append(Sample(source="nvml", t_ns=now_ns, values=both))
-    assert shown() == {"collocation_nvml_power_w": 100.0, "collocation_nvml_temperature_c": 50.0}
+    assert read_nvml_values() == {"collocation_nvml_power_w": 100.0, "collocation_nvml_temperature_c": 50.0}
     for second in range(1, 6):
         live.samples.append(Sample(source="nvml", t_ns=now_ns + second * S, values={"power_w": 100.0 + second}))
     now_ns += 5 * S  # the interval is 1 s
-    assert shown() == {"collocation_nvml_power_w": 105.0}
+    assert read_nvml_values() == {"collocation_nvml_power_w": 105.0}
     now_ns += 5 * S
-    assert shown() == {}
+    assert read_nvml_values() == {}
 
 
 def test_what_is_simulated_says_so_and_a_cpu_is_no_gpu(live):

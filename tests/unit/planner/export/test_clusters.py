@@ -17,7 +17,7 @@ from pipeline.planner.deployment import Gpu, Plan
 from pipeline.prepare.mig import layouts, profiles
 from tests.support.json_schema import violations
 from tests.support.plans import H100, instance, plan_of
-from tests.unit.planner.export.test_export import WHOLE, divided, export, refuse, schema
+from tests.unit.planner.export.test_export import WHOLE, export, make_divided_gpu, refuse, schema
 
 IMAGE = ("--image", "registry/any:1")
 
@@ -39,7 +39,7 @@ def pair(
 NAIVE_PAIR, MPS_PAIR = pair(), pair("mps", shares_pct=(33.5, 60.0))
 
 
-def exported(tmp_path: Path, capsys: Any, plan: Plan, kind: str, *options: str) -> list[Any]:
+def export_manifests(tmp_path: Path, capsys: Any, plan: Plan, kind: str, *options: str) -> list[Any]:
     assert export(tmp_path, plan, kind, *IMAGE, *options) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
     for manifest in manifests:
@@ -57,7 +57,7 @@ def list_faults(template: Any, workload: Any) -> Iterator[str]:
     yield from (faults := [*violations(template, schema("resource_claim_template_v1"))])
     if faults:
         return
-    devices, pod = devices_of(template), pod_of(workload)
+    devices, pod = get_devices(template), get_pod(workload)
     classes = {request["name"]: request["exactly"]["deviceClassName"] for request in devices["requests"]}
     names_profile = {}
     for request in devices["requests"]:
@@ -88,18 +88,20 @@ def list_faults(template: Any, workload: Any) -> Iterator[str]:
         yield f"containers do not use the requests {', '.join(classes)}"
 
 
-def devices_of(template: Any) -> Any:
+def get_devices(template: Any) -> Any:
     return template["spec"]["spec"]["devices"]
 
 
-def pod_of(workload: Any) -> Any:
+def get_pod(workload: Any) -> Any:
     return workload["spec"]["template"]["spec"]
 
 
 def test_the_instances_of_a_gpu_are_one_claim_with_one_parent(tmp_path: Path, capsys) -> None:
-    template, workload = exported(tmp_path, capsys, plan_of(divided(), divided()), "dra")
+    template, workload = export_manifests(tmp_path, capsys, plan_of(make_divided_gpu(), make_divided_gpu()), "dra")
     devices = template["spec"]["spec"]["devices"]
-    expressions = [each["exactly"]["selectors"][0]["cel"]["expression"] for each in devices["requests"]]
+    expressions = [
+        device_request["exactly"]["selectors"][0]["cel"]["expression"] for device_request in devices["requests"]
+    ]
     # The driver's attributes of a device; an H800 is an H100 with the same profiles.
     assert expressions[1] == (
         "device.attributes['gpu.nvidia.com'].profile == '2g.20gb' && "
@@ -116,7 +118,9 @@ def test_the_instances_of_a_gpu_are_one_claim_with_one_parent(tmp_path: Path, ca
     spec = workload["spec"]["template"]["spec"]
     assert workload["spec"]["replicas"] == 2
     assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": template["metadata"]["name"]}]
-    assert [(each["name"], each["resources"]["claims"][0]["request"]) for each in spec["containers"]] == [
+    assert [
+        (container["name"], container["resources"]["claims"][0]["request"]) for container in spec["containers"]
+    ] == [
         ("infer-tiny", "mig-0"),
         ("infer-tiny-text", "mig-1"),
         ("infer-tiny-2", "mig-2"),
@@ -125,7 +129,7 @@ def test_the_instances_of_a_gpu_are_one_claim_with_one_parent(tmp_path: Path, ca
 
 def test_services_that_share_a_gpu_have_one_claim_with_mps_or_time_slices(tmp_path: Path, capsys) -> None:
     plan = plan_of(MPS_PAIR, NAIVE_PAIR)
-    manifests = exported(tmp_path, capsys, plan, "dra", "--time-slice", "Short")
+    manifests = export_manifests(tmp_path, capsys, plan, "dra", "--time-slice", "Short")
     sharing = [
         manifest["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"]["sharing"]
         for manifest in manifests[::2]
@@ -134,21 +138,21 @@ def test_services_that_share_a_gpu_have_one_claim_with_mps_or_time_slices(tmp_pa
     assert sharing[0] == {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 60}}
     assert sharing[1] == {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
     containers = manifests[1]["spec"]["template"]["spec"]["containers"]
-    shares = [{entry["name"]: entry["value"] for entry in each["env"]} for each in containers]
-    assert [each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for each in shares] == ["33.5", "60"]
-    assert {each["resources"]["claims"][0]["request"] for each in containers} == {"gpu"}
+    shares = [{entry["name"]: entry["value"] for entry in container["env"]} for container in containers]
+    assert [share["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for share in shares] == ["33.5", "60"]
+    assert {container["resources"]["claims"][0]["request"] for container in containers} == {"gpu"}
     alone = Gpu(model=H100, mode="naive", instances=(instance(None, None, "infer_tiny", 1.0),))
-    template, _ = exported(tmp_path, capsys, plan_of(alone), "dra")
+    template, _ = export_manifests(tmp_path, capsys, plan_of(alone), "dra")
     assert template["spec"]["spec"]["devices"].keys() == {"requests"}
 
 
 def parameters(template: Any) -> Any:
-    return devices_of(template)["config"][0]["opaque"]["parameters"]
+    return get_devices(template)["config"][0]["opaque"]["parameters"]
 
 
 def change_profile(old: str, new: str) -> Callable[[Any, Any], None]:
     def change(template: Any, _: Any) -> None:
-        for request in devices_of(template)["requests"]:
+        for request in get_devices(template)["requests"]:
             cel = request["exactly"]["selectors"][0]["cel"]
             cel["expression"] = cel["expression"].replace(old, new)
 
@@ -160,7 +164,7 @@ def change_sharing(**changes: Any) -> Callable[[Any, Any], None]:
 
 
 def change_devices(**changes: Any) -> Callable[[Any, Any], None]:
-    return lambda template, _: devices_of(template).update(changes)
+    return lambda template, _: get_devices(template).update(changes)
 
 
 def limit(**changes: Any) -> Callable[[Any, Any], None]:
@@ -190,11 +194,14 @@ WRONG_CLAIMS: list[tuple[Callable[[Any, Any], Any], str]] = [
     (change_devices(requests=[]), "requests: 0 items"),
     (lambda template, _: template["metadata"].update(name="My_Plan"), "'My_Plan' is too long or does not match"),
     (
-        lambda template, _: devices_of(template)["requests"][0]["exactly"].update(deviceClassName="gpu.nvidia.com"),
+        lambda template, _: get_devices(template)["requests"][0]["exactly"].update(deviceClassName="gpu.nvidia.com"),
         "a request of mig.nvidia.com, and no other, selects a profile",
     ),
-    (lambda _, workload: pod_of(workload)["containers"].pop(), "containers do not use the requests mig-0, mig-1, mig-"),
-    (lambda _, workload: pod_of(workload).update(resourceClaims=[]), "a claim which is not in resourceClaims"),
+    (
+        lambda _, workload: get_pod(workload)["containers"].pop(),
+        "containers do not use the requests mig-0, mig-1, mig-",
+    ),
+    (lambda _, workload: get_pod(workload).update(resourceClaims=[]), "a claim which is not in resourceClaims"),
 ]
 
 
@@ -202,13 +209,13 @@ WRONG_CLAIMS: list[tuple[Callable[[Any, Any], Any], str]] = [
 def test_a_wrong_claim_template_is_refused(
     tmp_path: Path, capsys, change: Callable[[Any, Any], None], problem: str
 ) -> None:
-    template, workload = exported(tmp_path, capsys, plan_of(divided()), "dra")
+    template, workload = export_manifests(tmp_path, capsys, plan_of(make_divided_gpu()), "dra")
     change(template, workload)
     assert any(problem in fault for fault in list_faults(template, workload)), [*list_faults(template, workload)]
 
 
 def test_time_slices_are_of_undivided_gpus_and_of_known_length(tmp_path: Path, capsys) -> None:
-    template, workload = exported(tmp_path, capsys, plan_of(NAIVE_PAIR), "dra", "--time-slice", "Short")
+    template, workload = export_manifests(tmp_path, capsys, plan_of(NAIVE_PAIR), "dra", "--time-slice", "Short")
     for change in (
         lambda config: config["sharing"]["timeSlicingConfig"].update(interval="Shortest"),
         lambda config: config["sharing"].update(mpsConfig={}),
@@ -240,29 +247,29 @@ def reads() -> Callable[[Any], bool]:
 @pytest.mark.parametrize(
     ("kind", "gpus"),
     [
-        ("dra", (divided(), MPS_PAIR, NAIVE_PAIR)),
-        ("kai", (divided(), WHOLE, NAIVE_PAIR)),
-        ("kubernetes", (divided(), WHOLE)),
+        ("dra", (make_divided_gpu(), MPS_PAIR, NAIVE_PAIR)),
+        ("kai", (make_divided_gpu(), WHOLE, NAIVE_PAIR)),
+        ("kubernetes", (make_divided_gpu(), WHOLE)),
     ],
 )
 def test_the_client_of_kubernetes_reads_every_field(
     tmp_path: Path, capsys, reads: Callable[[Any], bool], kind: str, gpus: Sequence[Gpu]
 ) -> None:
     for gpu in gpus:
-        assert all(map(reads, exported(tmp_path, capsys, plan_of(gpu), kind)))
+        assert all(map(reads, export_manifests(tmp_path, capsys, plan_of(gpu), kind)))
 
 
 UNPUBLISHED: list[Callable[[Any, Any], Any]] = [
-    lambda template, workload: devices_of(template).update(request=[]),
-    lambda template, workload: devices_of(template)["requests"][0].pop("name"),
-    lambda template, workload: devices_of(template)["requests"][0].update(deviceClassName="mig.nvidia.com"),
-    lambda template, workload: devices_of(template)["constraints"][0].update(matchAttributes="a/b"),
-    lambda template, workload: devices_of(template)["config"][0]["opaque"].pop("driver"),
+    lambda template, workload: get_devices(template).update(request=[]),
+    lambda template, workload: get_devices(template)["requests"][0].pop("name"),
+    lambda template, workload: get_devices(template)["requests"][0].update(deviceClassName="mig.nvidia.com"),
+    lambda template, workload: get_devices(template)["constraints"][0].update(matchAttributes="a/b"),
+    lambda template, workload: get_devices(template)["config"][0]["opaque"].pop("driver"),
     lambda template, workload: workload["spec"].update(replicas="two"),
     lambda template, workload: workload["spec"].pop("selector"),
-    lambda template, workload: pod_of(workload).update(resourceClaim=[]),
-    lambda template, workload: pod_of(workload)["containers"][0].pop("name"),
-    lambda template, workload: pod_of(workload)["containers"][0].update(resource={}),
+    lambda template, workload: get_pod(workload).update(resourceClaim=[]),
+    lambda template, workload: get_pod(workload)["containers"][0].pop("name"),
+    lambda template, workload: get_pod(workload)["containers"][0].update(resource={}),
 ]
 
 
@@ -270,14 +277,14 @@ UNPUBLISHED: list[Callable[[Any, Any], Any]] = [
 def test_the_client_of_kubernetes_does_not_read_wrong_fields(
     tmp_path: Path, capsys, reads: Callable[[Any], bool], change: Callable[[Any, Any], Any]
 ) -> None:
-    manifests = exported(tmp_path, capsys, plan_of(divided()), "dra")
+    manifests = export_manifests(tmp_path, capsys, plan_of(make_divided_gpu()), "dra")
     change(*manifests)
     assert not all(map(reads, manifests))
 
 
 def test_kai_requests_instances_gpus_and_parts_of_gpus(tmp_path: Path, capsys) -> None:
-    plan = plan_of(divided(), WHOLE, NAIVE_PAIR)
-    manifests = exported(tmp_path, capsys, plan, "kai", "--queue", "team")
+    plan = plan_of(make_divided_gpu(), WHOLE, NAIVE_PAIR)
+    manifests = export_manifests(tmp_path, capsys, plan, "kai", "--queue", "team")
     templates = [manifest["spec"]["template"] for manifest in manifests]
     assert {template["metadata"]["labels"]["kai.scheduler/queue"] for template in templates} == {"team"}
     requests = [
@@ -292,12 +299,12 @@ def test_kai_requests_instances_gpus_and_parts_of_gpus(tmp_path: Path, capsys) -
         {"gpu-memory": "20001"},
         {"gpu-memory": "30000"},
     ]
-    by_fraction = exported(tmp_path, capsys, plan_of(NAIVE_PAIR), "kai", "--share-by", "fraction")
+    by_fraction = export_manifests(tmp_path, capsys, plan_of(NAIVE_PAIR), "kai", "--share-by", "fraction")
     assert [manifest["spec"]["template"]["metadata"]["annotations"] for manifest in by_fraction] == [
         {"gpu-fraction": "0.246"},  # 20000.5 of 81559 MiB
         {"gpu-fraction": "0.368"},
     ]
-    (first, _) = exported(tmp_path, capsys, plan_of(pair("mps")), "kai")
+    (first, _) = export_manifests(tmp_path, capsys, plan_of(pair("mps")), "kai")
     spec = first["spec"]["template"]["spec"]
     assert spec["volumes"][0]["hostPath"]["path"] == spec["containers"][0]["volumeMounts"][0]["mountPath"]
 
@@ -323,7 +330,7 @@ WRONG_PODS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("change", WRONG_PODS)
 def test_a_wrong_pod_of_kai_is_refused(tmp_path: Path, capsys, change: Callable[[Any], None]) -> None:
-    template = exported(tmp_path, capsys, plan_of(NAIVE_PAIR), "kai")[0]["spec"]["template"]
+    template = export_manifests(tmp_path, capsys, plan_of(NAIVE_PAIR), "kai")[0]["spec"]["template"]
     change(template)
     assert [*violations(template, schema("kai_pod"))]
 
@@ -341,14 +348,14 @@ def test_a_wrong_pod_of_kai_is_refused(tmp_path: Path, capsys, change: Callable[
             (*IMAGE, "--share-by", "fraction"),
             "gpu-fraction is '1'; write a number between 0 and 1",
         ),
-        ("dra", divided(), (), "service infer_tiny has no image"),
+        ("dra", make_divided_gpu(), (), "service infer_tiny has no image"),
         (
             "dra",
-            divided(),
+            make_divided_gpu(),
             (*IMAGE, "--time-slice", "Long"),
             "--time-slice Long: mine.json has no GPU with time slices",
         ),
-        ("dra", divided(), (*IMAGE, "--queue", "q"), "--queue has no effect with --as dra; use --as kai"),
+        ("dra", make_divided_gpu(), (*IMAGE, "--queue", "q"), "--queue has no effect with --as dra; use --as kai"),
         ("kubernetes", NAIVE_PAIR, IMAGE, "use --as dra or --as kai"),
     ],
 )

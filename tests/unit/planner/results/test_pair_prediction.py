@@ -41,21 +41,27 @@ def slow_down(use: Use, other: Use, combine: Any = max) -> float:
 
 
 def stressor(resource: str, dial: float, speed: float, index: int = 1) -> JobRow:
-    own = {"workload": "stressor", "resource": resource, "dial": str(dial), "work_unit": "calls", "seed": "0"}
-    return job(index, own, None, metrics={"throughput_calls_per_s": 400 * dial * speed}, size="stressor")
+    stressor_params = {
+        "workload": "stressor",
+        "resource": resource,
+        "dial": str(dial),
+        "work_unit": "calls",
+        "seed": "0",
+    }
+    return job(index, stressor_params, None, metrics={"throughput_calls_per_s": 400 * dial * speed}, size="stressor")
 
 
-def beside(
+def make_stressed_rows(
     name: str | dict[str, str], use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
 ) -> list[Row]:
     """Return a workload alone and beside every stressor, and the stressors alone."""
-    own = name if isinstance(name, dict) else params(name)
-    rows = [row("serial", (job(0, own, ALONE),), block)]
+    job_params = name if isinstance(name, dict) else params(name)
+    rows = [row("serial", (job(0, job_params, ALONE),), block)]
     for resource, dial in itertools.product(RESOURCES, dials):
         load = {resource: float(dial)}
         rows.append(row("serial", (stressor(resource, dial, 1.0, 0),), block))
         jobs = (
-            job(0, own, ALONE / slow_down(use, load)),
+            job(0, job_params, ALONE / slow_down(use, load)),
             stressor(resource, dial, 1 / slow_down(load, use)),
         )
         rows.append(row(mode, jobs, block))
@@ -73,36 +79,36 @@ def unique(rows: Sequence[Row]) -> list[Row]:
     return list({one.run_id: one for one in rows}.values())
 
 
-def predictions(*rows: Row, **asked: Any) -> dict[tuple[str, ...], PairPrediction]:
-    whole = study(*unique(rows))
-    predicted = predict_pairs(collect_inputs(whole, make_cells(whole)), **asked)
+def predictions(*rows: Row, **options: Any) -> dict[tuple[str, ...], PairPrediction]:
+    pair_study = study(*unique(rows))
+    predicted = predict_pairs(collect_inputs(pair_study, make_cells(pair_study)), **options)
     return {tuple(name.split()[0] for name in one.workloads): one for one in predicted}
 
 
-def middles(prediction: PairPrediction) -> list[float]:
+def list_middles(prediction: PairPrediction) -> list[float]:
     return [slowdown.middle for slowdown in prediction.slowdowns]
 
 
 def test_workloads_that_share_a_resource_slow_each_other_down_and_others_do_not() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
-    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    rows = [one for name, use in uses.items() for one in make_stressed_rows(name, use)]
     pairs = predictions(*rows)
     shared, apart = pairs["a", "b"], pairs["a", "c"]
     truth = slow_down(MEMORY, MEMORY_TOO)
-    assert middles(shared) == pytest.approx([truth, truth], rel=1e-6) and truth > 1.5
+    assert list_middles(shared) == pytest.approx([truth, truth], rel=1e-6) and truth > 1.5
     assert shared.throughput is not None and shared.throughput.middle == pytest.approx(2 / truth)
     assert shared.resource == "memory_bandwidth"
-    assert middles(apart) == pytest.approx([1, 1]) and apart.resource == ""
+    assert list_middles(apart) == pytest.approx([1, 1]) and apart.resource == ""
     assert {one.error for one in pairs.values()} == {None}  # no pair was measured
     assert {one.model for one in pairs.values()} == {Model.MAXIMUM}
 
 
 def test_without_intervals_there_is_no_range_and_with_them_it_holds_the_prediction() -> None:
-    rows = [*beside("a", MEMORY), *beside("b", BOTH)]
+    rows = [*make_stressed_rows("a", MEMORY), *make_stressed_rows("b", BOTH)]
     assert predictions(*rows)["a", "b"].slowdowns[0].low is None
     scattered = []
     for block, factor in ((1, 0.98), (2, 1.0), (3, 1.03)):
-        for one in (*beside("a", MEMORY, block=block), *beside("b", BOTH, block=block)):
+        for one in (*make_stressed_rows("a", MEMORY, block=block), *make_stressed_rows("b", BOTH, block=block)):
             is_pair = len(one.jobs) == 2
             jobs = [scale(job_row, factor) if is_pair else job_row for job_row in one.jobs]
             scattered.append(replace(one, jobs=tuple(jobs)))
@@ -119,14 +125,14 @@ def scale(one: JobRow, factor: float) -> JobRow:
 @pytest.mark.parametrize(("combine", "model"), [(max, Model.MAXIMUM), (sum, Model.ADDITIVE)])
 def test_the_measured_pairs_choose_the_model_and_their_error_is_that_of_leaving_out(combine: Any, model: Model) -> None:
     uses = {"a": BOTH, "b": BOTH_TOO, "c": {"l2": 0.7, "memory_bandwidth": 0.6}}
-    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    rows = [one for name, use in uses.items() for one in make_stressed_rows(name, use)]
     measured = list(itertools.combinations(uses, 2))
     rows += [pair(names, (uses[names[0]], uses[names[1]]), combine=combine) for names in measured]
     pairs = predictions(*rows)
     assert {one.model for one in pairs.values()} == {model}
     for names, one in pairs.items():
         truth = [slow_down(uses[a], uses[b], combine) for a, b in (names, names[::-1])]
-        assert middles(one) == pytest.approx(truth, rel=1e-6)
+        assert list_middles(one) == pytest.approx(truth, rel=1e-6)
         assert one.measured is not None and one.measured.slowdowns[0].median == pytest.approx(truth[0])
         assert one.error is not None and one.error.num_pairs == 3 and one.error.largest < 1e-6
 
@@ -154,13 +160,13 @@ def test_programs_that_get_unequal_shares_of_a_resource_are_predicted_by_the_com
     pairs = predictions(*rows)
     assert {one.model for one in pairs.values()} == {Model.COMPETING}
     for names, one in pairs.items():
-        assert middles(one) == pytest.approx(truth[names], rel=1e-4) and one.resource == "l2"
+        assert list_middles(one) == pytest.approx(truth[names], rel=1e-4) and one.resource == "l2"
         assert one.exceeded == () and one.error is not None and one.error.largest < 1e-4
 
 
 def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
-    rows = unique([one for name, use in uses.items() for one in beside(name, use)])
+    rows = unique([one for name, use in uses.items() for one in make_stressed_rows(name, use)])
     assert table_of("pairs", study(*rows)).rows == ()
     rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, CACHE))]
     table = table_of("pairs", study(*rows))
@@ -174,10 +180,10 @@ def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions(
 def test_variants_of_one_workload_have_a_slowdown_each() -> None:
     variants = [params(step_mode="eager"), params(step_mode="cuda_graph")]
     uses = (MEMORY, {"memory_bandwidth": 0.3})
-    rows = [one for own, use in zip(variants, uses, strict=True) for one in beside(own, use)]
+    rows = [one for variant, use in zip(variants, uses, strict=True) for one in make_stressed_rows(variant, use)]
     measured = (job(0, variants[0], ALONE / 1.25), job(1, variants[1], ALONE / 2))
-    whole = study(*unique([*rows, row("mps", measured)]))
-    (predicted,) = predict_pairs(collect_inputs(whole, make_cells(whole)))
+    pair_study = study(*unique([*rows, row("mps", measured)]))
+    (predicted,) = predict_pairs(collect_inputs(pair_study, make_cells(pair_study)))
     assert predicted.workloads == ("resnet26_cifar10 bs128", "resnet26_cifar10 bs128 (CUDA graph)")
     assert predicted.measured is not None
     assert [slowdown.median for slowdown in predicted.measured.slowdowns] == [1.25, 2]
@@ -186,7 +192,7 @@ def test_variants_of_one_workload_have_a_slowdown_each() -> None:
 
 def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
     uses = {"a": BOTH, "b": BOTH_TOO, "c": MEMORY}
-    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    rows = [one for name, use in uses.items() for one in make_stressed_rows(name, use)]
     pairs = predictions(*rows, pair(("a", "b"), (BOTH, BOTH_TOO), combine=sum))
     assert pairs["a", "b"].model is Model.MAXIMUM and pairs["a", "c"].model is Model.ADDITIVE
     error = pairs["a", "c"].error
@@ -195,8 +201,8 @@ def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
 
 
 def test_a_pressure_above_that_of_a_full_stressor_counts_as_full_and_is_noted() -> None:
-    rows = beside("a", MEMORY)
-    for one in beside("b", MEMORY):
+    rows = make_stressed_rows("a", MEMORY)
+    for one in make_stressed_rows("b", MEMORY):
         is_pressed = len(one.jobs) == 2 and one.jobs[1].params["resource"] == "memory_bandwidth"
         rows.append(replace(one, jobs=(one.jobs[0], scale(one.jobs[1], 0.5))) if is_pressed else one)
     pairs = predictions(*rows)
@@ -205,22 +211,27 @@ def test_a_pressure_above_that_of_a_full_stressor_counts_as_full_and_is_noted() 
 
 
 def test_scripts_beside_which_the_stressor_is_a_co_runner_are_predicted() -> None:
-    def as_script(one: Row) -> Row:
+    def make_script_row(one: Row) -> Row:
         if len(one.jobs) < 2:
             return one
         script, load = one.jobs
         settings = (*one.settings, (CO_RUNNERS, f"1x stressor {load.params['resource']} {load.params['dial']}"))
         return replace(one, jobs=(script,), co_runner_jobs=(load,), settings=settings, key=f"{script.label} {settings}")
 
-    rows = [*map(as_script, beside("a", MEMORY)), *map(as_script, beside("b", MEMORY_TOO))]
+    rows = [
+        *map(make_script_row, make_stressed_rows("a", MEMORY)),
+        *map(make_script_row, make_stressed_rows("b", MEMORY_TOO)),
+    ]
     truth = slow_down(MEMORY, MEMORY_TOO)
-    assert middles(predictions(*rows)["a", "b"]) == pytest.approx([truth, truth], rel=1e-6)
+    assert list_middles(predictions(*rows)["a", "b"]) == pytest.approx([truth, truth], rel=1e-6)
 
 
 def test_what_was_not_measured_is_not_known_with_the_reason() -> None:
-    rows = [*beside("a", MEMORY), *beside("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))]
-    rows += [one for one in beside("d", CACHE) if not any(j.params.get("resource") == "l2" for j in one.jobs)]
-    rows += beside("e", CACHE, dials=(0.33, 0.67))
+    rows = [*make_stressed_rows("a", MEMORY), *make_stressed_rows("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))]
+    rows += [
+        one for one in make_stressed_rows("d", CACHE) if not any(j.params.get("resource") == "l2" for j in one.jobs)
+    ]
+    rows += make_stressed_rows("e", CACHE, dials=(0.33, 0.67))
     rows.append(row("serial", (job(0, params("c"), ALONE),)))
     pairs = predictions(*rows)
     assert pairs["a", "c"].reason == "c bs128 has no slowdown beside stressors at dial 1"
@@ -244,14 +255,14 @@ def test_invalid_and_failed_rows_lead_nothing(change: dict[str, Any]) -> None:
         marks = one.marks._replace(invalid=change["invalid"]) if "invalid" in change else one.marks
         return replace(one, marks=marks, **{key: value for key, value in change.items() if key != "invalid"})
 
-    pairs = predictions(*beside("a", MEMORY), *map(spoil, beside("b", CACHE)))
+    pairs = predictions(*make_stressed_rows("a", MEMORY), *map(spoil, make_stressed_rows("b", CACHE)))
     assert pairs["a", "b"].slowdowns == ()
     assert pairs["a", "b"].reason.startswith("b bs128 has no slowdown beside l2 at dial 1 (")
     assert change.get("invalid", change.get("reason", "")) in pairs["a", "b"].reason
 
 
 def test_another_gpu_model_or_driver_branch_has_no_prediction() -> None:
-    rows = [*beside("a", MEMORY), *beside("b", CACHE)]
+    rows = [*make_stressed_rows("a", MEMORY), *make_stressed_rows("b", CACHE)]
     assert predictions(*rows, gpu_model="h100_80gb", driver_branch=580)["a", "b"].slowdowns
     model = predictions(*rows, gpu_model="a100_80gb")["a", "b"]
     assert (model.slowdowns, model.reason) == (
@@ -263,11 +274,13 @@ def test_another_gpu_model_or_driver_branch_has_no_prediction() -> None:
     simulated = predictions(*rows, gpu_model="simulated_h100_80gb")["a", "b"]
     assert simulated.reason.endswith("not on simulated_h100_80gb")
     newer = [replace(one, facts={**one.facts, "driver_version": "590.1"}, block=2, boot_id="2") for one in rows]
-    moved = predictions(*(one for one in rows if on("a", one)), *(one for one in newer if on("b", one)))["a", "b"]
+    moved = predictions(
+        *(one for one in rows if has_workload("a", one)), *(one for one in newer if has_workload("b", one))
+    )["a", "b"]
     assert moved.reason == "a bs128 was measured on h100_80gb with driver 580, b bs128 on h100_80gb with driver 590"
 
 
-def on(name: str, one: Row) -> bool:
+def has_workload(name: str, one: Row) -> bool:
     return any(job_row.params["workload"] in (name, "stressor") for job_row in one.jobs) and not any(
         job_row.params["workload"] not in (name, "stressor") for job_row in one.jobs
     )
@@ -275,17 +288,22 @@ def on(name: str, one: Row) -> bool:
 
 def test_the_pairing_has_the_least_gpu_time_and_each_pair_its_better_mode() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE, "d": {"l2": 0.9}, "e": {"l2": 1.0, "memory_bandwidth": 1.0}}
-    rows = [one for name, use in uses.items() for one in beside(name, use)]
-    rows += [one for name in ("a", "c") for one in beside(name, uses[name], mode="naive") if one.scenario == "naive"]
-    found = list(predictions_of(rows))
-    pairing = choose_pairs(found)
-    speeds = {one.workloads: one.throughput.middle for one in found if one.throughput is not None}
-    names = sorted({name for one in found for name in one.workloads})
+    rows = [one for name, use in uses.items() for one in make_stressed_rows(name, use)]
+    rows += [
+        one
+        for name in ("a", "c")
+        for one in make_stressed_rows(name, uses[name], mode="naive")
+        if one.scenario == "naive"
+    ]
+    predicted_pairs = list(list_predictions(rows))
+    pairing = choose_pairs(predicted_pairs)
+    speeds = {one.workloads: one.throughput.middle for one in predicted_pairs if one.throughput is not None}
+    names = sorted({name for one in predicted_pairs for name in one.workloads})
 
-    def least(left: tuple[str, ...]) -> float:
-        if not left:
+    def least(remaining_names: tuple[str, ...]) -> float:
+        if not remaining_names:
             return 0.0
-        first, rest = left[0], left[1:]
+        first, rest = remaining_names[0], remaining_names[1:]
         paired = [
             2 / max(speed for key, speed in speeds.items() if key == (first, other))
             + least(tuple(name for name in rest if name != other))
@@ -298,13 +316,15 @@ def test_the_pairing_has_the_least_gpu_time_and_each_pair_its_better_mode() -> N
     assert sorted([*together, *pairing.alone]) == names and len(pairing.pairs) == 2
 
 
-def predictions_of(rows: Sequence[Row]) -> list[PairPrediction]:
-    whole = study(*unique(rows))
-    return predict_pairs(collect_inputs(whole, make_cells(whole)))
+def list_predictions(rows: Sequence[Row]) -> list[PairPrediction]:
+    pair_study = study(*unique(rows))
+    return predict_pairs(collect_inputs(pair_study, make_cells(pair_study)))
 
 
 def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
-    rows = unique([*beside("a", MEMORY), *beside("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))])
+    rows = unique(
+        [*make_stressed_rows("a", MEMORY), *make_stressed_rows("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))]
+    )
     answer = answer_predictions(study(*rows))
     assert answer.status == 0
     lines = answer.text.splitlines()
@@ -321,7 +341,10 @@ def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
 
 
 def test_what_is_simulated_is_said_to_be() -> None:
-    rows = [replace(one, is_simulated=True) for one in unique([*beside("a", MEMORY), *beside("b", CACHE)])]
+    rows = [
+        replace(one, is_simulated=True)
+        for one in unique([*make_stressed_rows("a", MEMORY), *make_stressed_rows("b", CACHE)])
+    ]
     answer = answer_predictions(study(*rows), device="simulated_h100_80gb")
     assert answer.status == 0 and answer.text.splitlines()[-1].startswith("simulated: ")
     assert "was measured on simulated_h100_80gb" in answer_predictions(study(*rows), device="h100_80gb").text
@@ -331,7 +354,7 @@ def test_studies_without_two_workloads_beside_stressors_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no workload with a result beside a stressor; measure: .*sensitivity"):
         answer_predictions(study(row("serial", (job(0, params("a"), ALONE),))))
     with pytest.raises(ConfigError, match="has a bs128 only, but a pair needs two workloads; measure: "):
-        answer_predictions(study(*beside("a", MEMORY)))
+        answer_predictions(study(*make_stressed_rows("a", MEMORY)))
 
 
 @pytest.mark.parametrize("words", [["--driver-branch", "0"], ["--root", "nowhere"]])
@@ -343,7 +366,7 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], tmp_path: Path, ca
 
 def test_claims_show_slowdowns_beside_stressors_and_workloads() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
-    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    rows = [one for name, use in uses.items() for one in make_stressed_rows(name, use)]
     rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, MEMORY_TOO))]
     measured = study(*unique(rows))
     cells = make_cells(measured)
@@ -359,7 +382,7 @@ def test_claims_show_slowdowns_beside_stressors_and_workloads() -> None:
     pressure = show("sensitivity", "slowdown of the stressor", a, "memory_bandwidth", "1.0")
     assert pressure == f"{slow_down(full, MEMORY):.2f}"
     assert show("pairs", "slowdown", f"{a} + {b}", b) == show("pairs", "slowdown", f"{a} + {c}", c) == f"{truth:.2f}"
-    predicted = {one.workloads: middles(one) for one in predict_pairs(inputs)}
+    predicted = {one.workloads: list_middles(one) for one in predict_pairs(inputs)}
     assert show("pairs", "predicted", f"{a} + {b}", b) == f"{predicted[a, b][1]:.2f}"
     for texts in ((b, c), (f"{a} + {b}",), (f"{b} + {c}", b)):
         with pytest.raises(NoFigureError, match="rows of pairs have"):

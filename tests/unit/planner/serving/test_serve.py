@@ -41,9 +41,9 @@ def parva_profile(tmp_path_factory):
     return path
 
 
-def demand(folder, services, **others):
+def demand(folder, services, **settings):
     path = folder / "services.yaml"
-    path.write_text(yaml.safe_dump({"services": services, **others}))
+    path.write_text(yaml.safe_dump({"services": services, **settings}))
     return path
 
 
@@ -92,7 +92,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     argv = [demand(tmp_path, services), "--profile", parva_profile, "--gpu", "simulated_a100_80gb"]
     status, plan = answer(capsys, "serve", *argv, "--out", out)
     assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
-    assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
+    assert validator.list_faults(plan, services, validator.read_profile(parva_profile)) == []
     assert json.loads(out.read_text()) == plan
     _, compared = answer(capsys, "compare", *argv)
     num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
@@ -107,10 +107,10 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
 def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path, capsys, seed):
     services, path, models, limits, margin, argv = random_case(seed, tmp_path)
     rows = validator.read_profile(path)
-    fewest = validator.fewest(services, rows, models, limits, most=3, margin=margin)
+    fewest = validator.find_fewest_gpus(services, rows, models, limits, most=3, margin=margin)
     status, plan = answer(capsys, "serve", *argv)
     if status == 0:
-        assert validator.faults(plan, services, rows, limits, margin) == []
+        assert validator.list_faults(plan, services, rows, limits, margin) == []
         assert plan["status"] == "optimal"
         assert plan["num_gpus"] == fewest or (fewest is None and plan["num_gpus"] > 3)
         check_slices(plan, services, rows, models, limits, margin)
@@ -120,7 +120,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
     for method in ("greedy", "tree", "genetic"):
         status, other = answer(capsys, "serve", *argv, "--method", method)
         if status == 0:
-            assert validator.faults(other, services, rows, limits, margin) == []
+            assert validator.list_faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
             if plan["num_gpus"] == other["num_gpus"] and other["details"]["has_fewest_slices"]:
                 assert validator.count_slices(plan) == validator.count_slices(other)
@@ -132,7 +132,7 @@ def check_slices(plan, services, rows, models, limits, margin):
     assert (details["num_compute_slices"], details["num_memory_slices"]) == taken
     assert details["has_fewest_slices"]
     if plan["num_gpus"] <= 2:
-        assert taken == validator.fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
+        assert taken == validator.find_fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
 
 
 ROW = {
@@ -159,9 +159,9 @@ def table(folder, *rows):
 def test_an_objective_that_nothing_meets_is_an_answer(tmp_path, capsys):
     services = demand(tmp_path, [BERT | {"objective_ms": 40}], latency_share=0.5)
     path, out = table(tmp_path, ROW, WHOLE | {"latency_mean_ms": "25"}), tmp_path / "plan.json"
-    status, said = answer(capsys, "serve", services, "--profile", path, "--out", out)
-    assert (status, said["status"], said["num_gpus"], said["gpus"]) == (1, "infeasible", None, [])
-    assert said["unmet"] == [
+    status, plan = answer(capsys, "serve", services, "--profile", path, "--out", out)
+    assert (status, plan["status"], plan["num_gpus"], plan["gpus"]) == (1, "infeasible", None, [])
+    assert plan["unmet"] == [
         {
             "service": "bert",
             "objective_ms": 40,
@@ -184,12 +184,12 @@ def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
 
 def test_nothing_is_planned_with_modes_that_no_plan_can_ask_for(tmp_path, capsys):
     best = {"throughput_per_s": "1000", "latency_mean_ms": "1"}
-    others = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static", "fair")]
+    unplanned_rows = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static", "fair")]
     argv = ["serve", demand(tmp_path, [BERT]), "--gpu", "simulated_a100_80gb"]
-    plans = [answer(capsys, *argv, "--profile", table(tmp_path, ROW, *each)) for each in ([], others)]
+    plans = [answer(capsys, *argv, "--profile", table(tmp_path, ROW, *more_rows)) for more_rows in ([], unplanned_rows)]
     assert plans[0][0] == plans[1][0] == 0
     assert plans[0][1]["gpus"] == plans[1][1]["gpus"]
-    status, error = answer(capsys, *argv, "--profile", table(tmp_path, *others))
+    status, error = answer(capsys, *argv, "--profile", table(tmp_path, *unplanned_rows))
     assert status == 2 and "service bert has no row" in error
 
 
@@ -197,9 +197,9 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     path = table(tmp_path, ROW, ROW | {"workload": "yolo"})
     services = [BERT | {"rate_per_s": 65}, BERT | {"name": "yolo", "rate_per_s": 5}]
     argv = ["serve", demand(tmp_path, services, limits={"gpus": {"a100_80gb": 1}}), "--profile", path]
-    status, said = answer(capsys, *argv)
-    assert status == 1 and "limits.gpus (1 of a100_80gb) allows too few" in said["reasons"][0]
-    assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
+    status, plan = answer(capsys, *argv)
+    assert status == 1 and "limits.gpus (1 of a100_80gb) allows too few" in plan["reasons"][0]
+    assert "without bert the others" in plan["reasons"][0] or "without yolo the others" in plan["reasons"][0]
 
 
 SPEEDS = {"1g.10gb": 15, "2g.20gb": 114, "3g.40gb": 112, "7g.80gb": 164}
@@ -215,7 +215,7 @@ def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits)
         services = demand(tmp_path, [BERT | {"rate_per_s": rate}], limits=limits)
         status, plan = answer(capsys, "serve", services, "--profile", path, "--method", method, "--time-limit-s", 0.5)
         assert (status, plan["num_gpus"]) == (0, 1)
-        assert sorted((each["profile"] for each in plan["gpus"][0]["instances"]), key=str) == expected, rate
+        assert sorted((instance["profile"] for instance in plan["gpus"][0]["instances"]), key=str) == expected, rate
         assert plan["details"]["has_fewest_slices"]
 
 
@@ -330,11 +330,11 @@ BAD_PROFILES = {
 }
 
 
-@pytest.mark.parametrize(("rows", "others", "message"), BAD_PROFILES.values(), ids=BAD_PROFILES)
-def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, others, message):
+@pytest.mark.parametrize(("rows", "words", "message"), BAD_PROFILES.values(), ids=BAD_PROFILES)
+def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, words, message):
     path = table(tmp_path, *rows)
-    gpus = [] if "NVIDIA L4" in others else ["--gpu", "simulated_a100_80gb"]
-    status, error = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path, *gpus, *others)
+    gpus = [] if "NVIDIA L4" in words else ["--gpu", "simulated_a100_80gb"]
+    status, error = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path, *gpus, *words)
     assert status == 2 and message in error and error.count("\n") == 1
 
 
@@ -365,9 +365,11 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     argv = ["compare", path, "--profile", parva_profile]
     _, one = answer(capsys, *argv)
     _, both = answer(capsys, *argv, "--load", 1, "--load", 3)
-    needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
-    assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
-    assert [each.load for each in pictures.read_loads(both, "compare.json")] == [1, 3]  # as it is drawn from
+    needed = [
+        {row["method"]: row["num_gpus"] for row in load_answer["methods"]} for load_answer in (one, *both["loads"])
+    ]
+    assert [load_answer["load"] for load_answer in both["loads"]] == [1, 3] and needed[0] == needed[1]
+    assert [load.load for load in pictures.read_loads(both, "compare.json")] == [1, 3]  # as it is drawn from
     tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
     _, expected = answer(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
@@ -386,13 +388,13 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
 )
 def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, expected):
     rows = [
-        ROW | {"instance_profile": each, "sharing_mode": "mig" if each else "mps", "throughput_per_s": "1000"}
-        for each in profiles
+        ROW | {"instance_profile": profile, "sharing_mode": "mig" if profile else "mps", "throughput_per_s": "1000"}
+        for profile in profiles
     ]
     argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
-    status, found = answer(capsys, *argv)
+    status, comparison = answer(capsys, *argv)
     assert status == 0
-    assert [row["method"] for row in found["methods"]][len(solvers.METHODS) :] == expected
+    assert [row["method"] for row in comparison["methods"]][len(solvers.METHODS) :] == expected
 
 
 def test_rows_of_profiles_that_the_driver_does_not_have_are_left_out(tmp_path, capsys):

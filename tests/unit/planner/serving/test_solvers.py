@@ -26,7 +26,7 @@ from tests.unit.planner.serving.validator import plain_profiles
 MODEL = "a100_80gb"
 
 
-def many(num_services, seed=0):
+def make_problem(num_services, seed=0):
     """Services whose throughput grows less than their instances."""
     chance = random.Random(seed)
     rows, services = [], []
@@ -50,75 +50,75 @@ def many(num_services, seed=0):
 @pytest.mark.slow
 @pytest.mark.usefixtures("searches_by_rounds")
 def test_the_greedy_plan_is_near_the_optimum_and_searches_are_not_worse():
-    stated = many(20)
+    stated = make_problem(20)
     exact = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
     greedy = solvers.solve(stated, solvers.GREEDY, time_limit_s=20)
     assert exact.status == "optimal" and exact.num_gpus > 15
     assert exact.num_gpus <= greedy.num_gpus <= 1.1 * exact.num_gpus
     for method in (solvers.TREE, solvers.GENETIC):
-        found = solvers.solve(stated, method, time_limit_s=20, seed=1)
-        assert exact.num_gpus <= found.num_gpus <= greedy.num_gpus
+        searched_plan = solvers.solve(stated, method, time_limit_s=20, seed=1)
+        assert exact.num_gpus <= searched_plan.num_gpus <= greedy.num_gpus
 
 
 @pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
 def test_a_search_ends_at_its_time_limit(explore, monkeypatch):
-    candidates = Candidates(many(6))
+    candidates = Candidates(make_problem(6))
     first = mig_serving.complete_greedily(candidates, [])
     ticks = itertools.count()
     monkeypatch.setattr(mig_serving, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=5)
-    assert len(found) <= len(first) and next(ticks) == 6  # once before, then in each round
+    selected_gpus = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=5)
+    assert len(selected_gpus) <= len(first) and next(ticks) == 6  # once before, then in each round
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
 def test_a_search_makes_small_what_it_is_told(explore):
     """Not only the number of GPUs: here also how much of a service is lost with one of them."""
-    stated = many(6)
+    stated = make_problem(6)
 
     def cost(gpus):
-        return 1000 * len(gpus) + sum(each.services.count(service) ** 2 for each in gpus for service in range(6))
+        return 1000 * len(gpus) + sum(gpu.services.count(service) ** 2 for gpu in gpus for service in range(6))
 
     candidates = Candidates(stated)
     first = mig_serving.complete_greedily(candidates, [])
-    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
-    assert cost(found) < cost(first)
-    assert not mig_serving.Selection(candidates, found).lack.any()
+    selected_gpus = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
+    assert cost(selected_gpus) < cost(first)
+    assert not mig_serving.Selection(candidates, selected_gpus).lack.any()
     again = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
-    assert again == found
+    assert again == selected_gpus
 
 
 def test_a_search_ends_at_the_bound():
-    stated = many(3)
+    stated = make_problem(3)
     exact = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
-    found = solvers.solve(stated, solvers.GENETIC, time_limit_s=30, bound=exact.bound + 3)
-    assert found.seconds < 10 and found.status == "optimal"
+    bounded_plan = solvers.solve(stated, solvers.GENETIC, time_limit_s=30, bound=exact.bound + 3)
+    assert bounded_plan.seconds < 10 and bounded_plan.status == "optimal"
 
 
 def test_where_the_solver_finds_nothing_in_time_the_greedy_plan_is_held_against_a_linear_programme(monkeypatch):
-    stated = many(4)
+    stated = make_problem(4)
     proved = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
     monkeypatch.setattr(Programme, "solve", lambda *_, **__: Counts(None, None, "unknown"))
-    found = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
+    fallback_plan = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
     greedy = solvers.solve(stated, solvers.GREEDY, time_limit_s=20)
-    assert found.gpus == greedy.gpus
-    assert proved.num_gpus - 1 <= found.bound <= proved.num_gpus
-    assert found.gap == (found.num_gpus - found.bound) / found.num_gpus
+    assert fallback_plan.gpus == greedy.gpus
+    assert proved.num_gpus - 1 <= fallback_plan.bound <= proved.num_gpus
+    assert fallback_plan.gap == (fallback_plan.num_gpus - fallback_plan.bound) / fallback_plan.num_gpus
 
 
 def test_a_plan_near_that_of_the_linear_programme_stands_in_where_the_time_is_short(monkeypatch):
-    stated = many(20)
+    stated = make_problem(20)
     proved = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
     solve, calls = Programme.solve, []
 
-    def late(*arguments, **options):
+    def fail_first_time(*arguments, **options):
         calls.append(arguments)
         return Counts(None, None, "unknown") if len(calls) == 1 else solve(*arguments, **options)
 
-    monkeypatch.setattr(Programme, "solve", late)
-    found = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
-    assert found.bound <= proved.num_gpus <= found.num_gpus <= proved.num_gpus + 1
-    assert all(share > 1 - 1e-9 for share in solution.shares(stated, found.gpus))
+    monkeypatch.setattr(Programme, "solve", fail_first_time)
+    nearby_plan = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
+    assert nearby_plan.bound <= proved.num_gpus <= nearby_plan.num_gpus <= proved.num_gpus + 1
+    assert all(share > 1 - 1e-9 for share in solution.shares(stated, nearby_plan.gpus))
 
 
 A30 = "a30_24gb"
@@ -130,12 +130,12 @@ PLACES = [
 ]
 
 
-def in_place(gpu):
+def list_placements(gpu):
     """What runs on a GPU, as place and service."""
-    return {(each["profile"], each["start"], each["service"]) for each in gpu["instances"]}
+    return {(instance["profile"], instance["start"], instance["service"]) for instance in gpu["instances"]}
 
 
-def fewest_changes(today, rates, speed, num_gpus):
+def count_fewest_changes(today, rates, speed, num_gpus):
     """Instances created and removed at least, then slices, by trying every deployment of so many A30s."""
     gpus = [
         {(*place, name) for place, name in zip(placed, who, strict=True)}
@@ -144,20 +144,22 @@ def fewest_changes(today, rates, speed, num_gpus):
         if validator.is_legal(A30, None, placed)
         for who in product(rates, repeat=size)
     ]
-    old = [in_place(gpu) for gpu in today["gpus"]]
-    total, found = sum(map(len, old)), []
+    old = [list_placements(gpu) for gpu in today["gpus"]]
+    total, costs = sum(map(len, old)), []
     for new in product(gpus, repeat=num_gpus):
-        given = Counter()
-        for profile, _, name in (each for gpu in new for each in gpu):
-            given[name] += speed[name, profile]
-        if all(given[name] >= rate for name, rate in rates.items()):
+        served_rates = Counter()
+        for profile, _, name in (placement for gpu in new for placement in gpu):
+            served_rates[name] += speed[name, profile]
+        if all(served_rates[name] >= rate for name, rate in rates.items()):
             most = max(len(new), len(old))
             padded = [*new, *[set()] * (most - len(new))]
-            kept = max(sum(len(a & b) for a, b in zip(each, old, strict=False)) for each in permutations(padded, most))
-            sizes = [validator.slices_of(A30, profile) for gpu in new for profile, _, _ in gpu]
+            most_kept = max(
+                sum(len(a & b) for a, b in zip(order, old, strict=False)) for order in permutations(padded, most)
+            )
+            sizes = [validator.get_slices(A30, profile) for gpu in new for profile, _, _ in gpu]
             slices = tuple(map(sum, zip(*sizes, strict=True)))
-            found.append((sum(map(len, new)) + total - 2 * kept, slices))
-    return min(found)
+            costs.append((sum(map(len, new)) + total - 2 * most_kept, slices))
+    return min(costs)
 
 
 @pytest.mark.sampled(4)
@@ -177,17 +179,17 @@ def test_no_plan_with_as_few_gpus_changes_less(tmp_path, capsys, seed):
     ]
     path = table(tmp_path, *rows)
 
-    def planned(rates, *others):
+    def plan_for(rates, *options):
         services = [BERT | {"name": name, "rate_per_s": rate} for name, rate in rates.items()]
-        return answer(capsys, "serve", demand(tmp_path, services), "--profile", path, *others)
+        return answer(capsys, "serve", demand(tmp_path, services), "--profile", path, *options)
 
-    _, today = planned({name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")})
+    _, today = plan_for({name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")})
     for number, gpu in enumerate(today["gpus"]):
         gpu["id"] = f"GPU-{number}"
     (tmp_path / "today.json").write_text(json.dumps(today))
     rates = {name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")}
-    status, plan = planned(rates, "--from", tmp_path / "today.json")
-    _, alone = planned(rates)
+    status, plan = plan_for(rates, "--from", tmp_path / "today.json")
+    _, alone = plan_for(rates)
     changes = plan["details"]["changes"]
     assert (
         status == 0
@@ -196,14 +198,14 @@ def test_no_plan_with_as_few_gpus_changes_less(tmp_path, capsys, seed):
     )
     assert plan["num_gpus"] == alone["num_gpus"] <= 2
     services = [BERT | {"name": name, "rate_per_s": rate, "latency_share": 1.0} for name, rate in rates.items()]
-    assert validator.faults(plan, services, validator.read_profile(path)) == []
-    new = {gpu["id"]: in_place(gpu) for gpu in plan["gpus"] if gpu["id"]}
-    kept = sum(len(in_place(gpu) & new.get(gpu["id"], set())) for gpu in today["gpus"])
-    placed, before = (sum(len(gpu["instances"]) for gpu in each["gpus"]) for each in (plan, today))
-    assert changes["num_kept"] == kept
-    assert (changes["num_created"], changes["num_removed"]) == (placed - kept, before - kept)
-    expected = fewest_changes(today, rates, speed, plan["num_gpus"])
-    assert (placed + before - 2 * kept, validator.count_slices(plan)) == expected
+    assert validator.list_faults(plan, services, validator.read_profile(path)) == []
+    new = {gpu["id"]: list_placements(gpu) for gpu in plan["gpus"] if gpu["id"]}
+    num_kept = sum(len(list_placements(gpu) & new.get(gpu["id"], set())) for gpu in today["gpus"])
+    placed, before = (sum(len(gpu["instances"]) for gpu in answered_plan["gpus"]) for answered_plan in (plan, today))
+    assert changes["num_kept"] == num_kept
+    assert (changes["num_created"], changes["num_removed"]) == (placed - num_kept, before - num_kept)
+    expected = count_fewest_changes(today, rates, speed, plan["num_gpus"])
+    assert (placed + before - 2 * num_kept, validator.count_slices(plan)) == expected
     assert plan["details"]["has_fewest_slices"]
 
 
@@ -218,7 +220,7 @@ def test_limits_hold_where_a_plan_is_held_against_todays(tmp_path, capsys):
     _, plan = answer(capsys, "serve", *argv, "--from", tmp_path / "today.json")
     assert plan["num_gpus"] == 2 and not plan["details"]["changes"]["is_least"]
     assert plan["details"]["changes"]["num_kept"] == 3
-    assert all(len({each["service"] for each in gpu["instances"]}) == 1 for gpu in plan["gpus"])
+    assert all(len({instance["service"] for instance in gpu["instances"]}) == 1 for gpu in plan["gpus"])
 
 
 def test_a_deployment_that_is_not_legal_is_refused(tmp_path, capsys):

@@ -26,7 +26,9 @@ def is_legal(model, driver_branch, placed):
     profiles = {profile["name"]: profile for profile in gpu["gi_profiles"]}
     used, compute = [], 0
     for name, start in placed:
-        width = next((each["size"] for each in profiles[name]["placements"] if each["start"] == start), None)
+        width = next(
+            (placement["size"] for placement in profiles[name]["placements"] if placement["start"] == start), None
+        )
         if width is None:
             return False
         used += range(start, start + width)
@@ -35,14 +37,14 @@ def is_legal(model, driver_branch, placed):
     slices = {(profiles[name]["compute_slices"], profiles[name]["memory_slices"]) for name in names}
     return (
         len(used) == len(set(used))
-        and all(0 <= each < gpu["memory_slices"] for each in used)
+        and all(0 <= memory_slice < gpu["memory_slices"] for memory_slice in used)
         and compute <= gpu["compute_slices"]
         and all(count <= profiles[name]["max_instances"] for name, count in names.items())
         and not (driver_branch and driver_branch < 510 and slices >= {(3, 4), (4, 4)})
     )
 
 
-def layouts(model, driver_branch, names):
+def list_layouts(model, driver_branch, names):
     """Every legal multiset of these profiles to which none can be added, sorted."""
     gpu = TABLE[KEYS[model]]
     places = [
@@ -51,15 +53,17 @@ def layouts(model, driver_branch, names):
         if profile["name"] in names
         for place in profile["placements"]
     ]
-    found = set()
+    maximal_layouts = set()
     for size in range(1, gpu["compute_slices"] + 1):
         legal = {
-            tuple(sorted(name for name, _ in each))
-            for each in combinations(places, size)
-            if is_legal(model, driver_branch, each)
+            tuple(sorted(name for name, _ in combination))
+            for combination in combinations(places, size)
+            if is_legal(model, driver_branch, combination)
         }
-        found = {old for old in found if not any(Counter(old) <= Counter(new) for new in legal)} | legal
-    return found
+        maximal_layouts = {
+            old for old in maximal_layouts if not any(Counter(old) <= Counter(new) for new in legal)
+        } | legal
+    return maximal_layouts
 
 
 def read_profile(path):
@@ -67,29 +71,31 @@ def read_profile(path):
         return list(csv.DictReader(file))
 
 
-def memory_of(profile, branch):
+def get_memory(profile, branch):
     """The memory of an instance: of the newest listing up to a driver, else the smallest that any listing has."""
-    listed = [(each.get("branch"), round(each["gib"] * 16) * 64) for each in profile["memory_gib"]]
+    listed = [(listing.get("branch"), round(listing["gib"] * 16) * 64) for listing in profile["memory_gib"]]
     if branch is None:
         return profile["memory_mib"]
     dated = [(dated_branch, mib) for dated_branch, mib in listed if dated_branch and dated_branch <= branch]
     return max(dated)[1] if dated else min(mib for _, mib in listed)
 
 
-def admitted(service, row, margin=0.0, branch=None):
+def get_admitted_throughput(service, row, margin=0.0, branch=None):
     """The throughput to plan with of a row, or 0 if its latency, its memory or the driver does not allow it."""
     latency = float(row.get("latency_p99_ms") or row["latency_mean_ms"] or math.inf)
     if latency >= service["latency_share"] * service["objective_ms"]:
         return 0.0
     key = KEYS[row["gpu_model"]]
-    profile = next((each for each in TABLE[key]["gi_profiles"] if each["name"] == row["instance_profile"]), None)
+    profile = next(
+        (gi_profile for gi_profile in TABLE[key]["gi_profiles"] if gi_profile["name"] == row["instance_profile"]), None
+    )
     if profile and branch and branch < profile.get("min_branch", 0):
         return 0.0
-    capacity = memory_of(profile, branch) if profile else math.inf
+    capacity = get_memory(profile, branch) if profile else math.inf
     return 0.0 if float(row.get("memory_mib") or 0) > capacity else float(row["throughput_per_s"]) * (1 - margin)
 
 
-def faults(plan, services, rows, limits=None, margin=0.0):
+def list_faults(plan, services, rows, limits=None, margin=0.0):
     """What is wrong with a plan, as its JSON: empty if nothing is.
 
     Args:
@@ -99,42 +105,52 @@ def faults(plan, services, rows, limits=None, margin=0.0):
         limits: as in the file of the services.
         margin: share of the throughput that must not be counted on.
     """
-    found = []
+    problems = []
     limits = limits or {}
     by_name = {service["name"]: service for service in services}
-    given = Counter()
+    served_rates = Counter()
     for number, gpu in enumerate(plan["gpus"]):
         instances = gpu["instances"]
         if not instances:
-            found.append(f"GPU {number} is empty")
+            problems.append(f"GPU {number} is empty")
         if gpu["mode"] == "mig":
-            placed = [(each["profile"], each["start"]) for each in instances]
+            placed = [(instance["profile"], instance["start"]) for instance in instances]
             if not is_legal(gpu["model"], gpu["driver_branch"], placed):
-                found.append(f"GPU {number}: {placed} is not legal")
-        for each in instances:
-            asked = (gpu["model"], each["profile"] or "", each["processes"], each["batch"], each["service"])
-            row = next((row for row in rows if cell(row) == asked), None)
+                problems.append(f"GPU {number}: {placed} is not legal")
+        for instance in instances:
+            key = (
+                gpu["model"],
+                instance["profile"] or "",
+                instance["processes"],
+                instance["batch"],
+                instance["service"],
+            )
+            row = next((row for row in rows if cell(row) == key), None)
             if row is None:
-                found.append(f"GPU {number}: {asked} has no row")
+                problems.append(f"GPU {number}: {key} has no row")
                 continue
-            throughput = admitted(by_name[each["service"]], row, margin, gpu["driver_branch"])
+            throughput = get_admitted_throughput(by_name[instance["service"]], row, margin, gpu["driver_branch"])
             if not throughput:
-                found.append(f"GPU {number}: {asked} breaks latency or memory")
-            given[each["service"]] += throughput
-        here = {each["service"] for each in instances}
-        if len(here) > limits.get("services_per_gpu", math.inf):
-            found.append(f"GPU {number}: {len(here)} services")
-        found += [f"GPU {number}: {group} together" for group in limits.get("apart", []) if len(here & set(group)) > 1]
+                problems.append(f"GPU {number}: {key} breaks latency or memory")
+            served_rates[instance["service"]] += throughput
+        services_of_gpu = {instance["service"] for instance in instances}
+        if len(services_of_gpu) > limits.get("services_per_gpu", math.inf):
+            problems.append(f"GPU {number}: {len(services_of_gpu)} services")
+        problems += [
+            f"GPU {number}: {group} together"
+            for group in limits.get("apart", [])
+            if len(services_of_gpu & set(group)) > 1
+        ]
     models = Counter(gpu["model"] for gpu in plan["gpus"])
-    found += [f"{models[name]} of {name}" for name, most in limits.get("gpus", {}).items() if models[name] > most]
-    found += [
-        f"{name} gets {given[name]} of {service['rate_per_s']}"
+    problems += [f"{models[name]} of {name}" for name, most in limits.get("gpus", {}).items() if models[name] > most]
+    problems += [
+        f"{name} gets {served_rates[name]} of {service['rate_per_s']}"
         for name, service in by_name.items()
-        if given[name] < service["rate_per_s"] * (1 - 1e-9)
+        if served_rates[name] < service["rate_per_s"] * (1 - 1e-9)
     ]
     if plan["num_gpus"] != len(plan["gpus"]) or (plan["bound"] or 0) > plan["num_gpus"]:
-        found.append(f"num_gpus {plan['num_gpus']}, bound {plan['bound']}, {len(plan['gpus'])} GPUs")
-    return found
+        problems.append(f"num_gpus {plan['num_gpus']}, bound {plan['bound']}, {len(plan['gpus'])} GPUs")
+    return problems
 
 
 def cell(row):
@@ -142,11 +158,11 @@ def cell(row):
     return row["gpu_model"], row["instance_profile"], int(row["processes"]), batch, row["workload"]
 
 
-def fewest(services, rows, models, limits=None, most=4, margin=0.0):
+def find_fewest_gpus(services, rows, models, limits=None, most=4, margin=0.0):
     """The fewest GPUs by trying everything, `None` if more than `most`; for small problems.
 
     Args:
-        services, rows, limits, margin: as of `faults`.
+        services, rows, limits, margin: as of `list_faults`.
         models: of GPUs, each with its driver's branch or `None`.
         most: how many GPUs are tried.
     """
@@ -167,7 +183,7 @@ def fewest(services, rows, models, limits=None, most=4, margin=0.0):
     return None
 
 
-def slices_of(model, profile):
+def get_slices(model, profile):
     """Compute and memory slices of an instance of a model, or of the undivided GPU."""
     gpu = TABLE[KEYS[model]]
     if not profile:
@@ -178,28 +194,28 @@ def slices_of(model, profile):
 
 def count_slices(plan):
     """Compute and memory slices of all instances of a plan, as its JSON."""
-    sizes = [slices_of(gpu["model"], instance["profile"]) for gpu in plan["gpus"] for instance in gpu["instances"]]
+    sizes = [get_slices(gpu["model"], instance["profile"]) for gpu in plan["gpus"] for instance in gpu["instances"]]
     return tuple(map(sum, zip(*sizes, strict=True)))
 
 
-def fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
+def find_fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
     """The fewest compute slices, and then memory slices, of any plan on so many GPUs, by trying everything.
 
-    Arguments as of `fewest`.
+    Arguments as of `find_fewest_gpus`.
     """
     limits = limits or {}
     uses = {use for model, branch in models.items() for use in _uses(services, rows, model, branch, limits, margin)}
     uses = _undominated(uses)
     plans = {((0.0,) * len(services), (0, 0), ())}
     for _ in range(num_gpus):
-        found = set()
-        for (given, size, used), (shares, more, model) in product(plans, uses):
-            together = tuple(min(1.0, round(a + b, 12)) for a, b in zip(given, shares, strict=True))
+        reachable_plans = set()
+        for (shares_before, size, used), (shares, more, model) in product(plans, uses):
+            together = tuple(min(1.0, round(a + b, 12)) for a, b in zip(shares_before, shares, strict=True))
             gpus = tuple(sorted((*used, *model)))
             if gpus.count(model[0]) <= limits.get("gpus", {}).get(model[0], math.inf):
-                found.add((together, (size[0] + more[0], size[1] + more[1]), gpus))
-        plans = _undominated(found)
-    return min(size for given, size, _ in plans if all(share >= 1 - 1e-9 for share in given))
+                reachable_plans.add((together, (size[0] + more[0], size[1] + more[1]), gpus))
+        plans = _undominated(reachable_plans)
+    return min(size for shares_before, size, _ in plans if all(share >= 1 - 1e-9 for share in shares_before))
 
 
 def _uses(services, rows, model, branch, limits, margin):
@@ -208,37 +224,37 @@ def _uses(services, rows, model, branch, limits, margin):
     best = _best_shares(services, rows, model, branch, margin)
     profiles = {profile for _, profile in best if profile}
     undivided = [("",)] if any(not profile for _, profile in best) else []
-    for layout in [*layouts(model, branch, profiles), *undivided]:
+    for layout in [*list_layouts(model, branch, profiles), *undivided]:
         ways = [
             combinations_with_replacement(range(-1, len(names)), count) for _, count in sorted(Counter(layout).items())
         ]
         for way in product(*ways):
-            here = {names[who] for each in way for who in each if who >= 0}
-            if any(len(here & set(group)) > 1 for group in limits.get("apart", [])):
+            services_of_gpu = {names[who] for combination in way for who in combination if who >= 0}
+            if any(len(services_of_gpu & set(group)) > 1 for group in limits.get("apart", [])):
                 continue
-            if len(here) > limits.get("services_per_gpu", math.inf):
+            if len(services_of_gpu) > limits.get("services_per_gpu", math.inf):
                 continue
             total, taken = Counter(), [0, 0]
-            for profile, each in zip(sorted(Counter(layout)), way, strict=True):
-                for who in each:
+            for profile, combination in zip(sorted(Counter(layout)), way, strict=True):
+                for who in combination:
                     if who >= 0:
                         total[who] += best[who, profile]
-                        taken = [a + b for a, b in zip(taken, slices_of(model, profile), strict=True)]
+                        taken = [a + b for a, b in zip(taken, get_slices(model, profile), strict=True)]
             shares = tuple(min(1.0, round(total[number], 12)) for number in range(len(names)))
             yield shares, tuple(taken), (model,)
 
 
 def _undominated(uses):
     """Without those beside which another one of the same models gives as much and takes as few slices."""
-    kept = []
+    needed_uses = []
     for shares, size, models in sorted(uses, key=lambda use: (use[1], [-share for share in use[0]])):
         is_needed = not any(
             models == other_models and all(a >= b for a, b in zip(other, shares, strict=True))
-            for other, _, other_models in kept
+            for other, _, other_models in needed_uses
         )
         if is_needed:
-            kept.append((shares, size, models))
-    return set(kept)
+            needed_uses.append((shares, size, models))
+    return set(needed_uses)
 
 
 def _best_shares(services, rows, model, branch, margin):
@@ -248,7 +264,9 @@ def _best_shares(services, rows, model, branch, margin):
         for row in rows:
             if row["workload"] == service["name"] and row["gpu_model"] == model:
                 key = number, row["instance_profile"]
-                best[key] = max(best[key], admitted(service, row, margin, branch) / service["rate_per_s"])
+                best[key] = max(
+                    best[key], get_admitted_throughput(service, row, margin, branch) / service["rate_per_s"]
+                )
     return best
 
 
@@ -262,10 +280,14 @@ MODELS = ("a30_24gb", "a100_40gb", "a100_80gb", "h100_80gb", "rtxpro6000_96gb")
 def plain_profiles(model):
     """Name, compute slices and memory of each of its plain profiles."""
     profiles = TABLE[KEYS[model]]["gi_profiles"]
-    return [(each["name"], each["compute_slices"], each["memory_mib"]) for each in profiles if not each["attributes"]]
+    return [
+        (profile["name"], profile["compute_slices"], profile["memory_mib"])
+        for profile in profiles
+        if not profile["attributes"]
+    ]
 
 
-def rows_of(chance, workload, model):
+def draw_rows(chance, workload, model):
     """What was measured of a workload: some of the instances, one or two processes, one or two batch sizes."""
     base, power = chance.uniform(20, 60), chance.uniform(0.6, 1.1)
     profiles = plain_profiles(model)
@@ -313,7 +335,7 @@ def random_case(seed, folder):
     models = chance.sample(MODELS, chance.choice([1, 1, 2]))
     branch = chance.choice([None, 470, 550])
     names = ["bert", "vgg16", "yolo"][: chance.randint(1, 3)]
-    rows = [row for name in names for model in models for row in rows_of(chance, name, model)]
+    rows = [row for name in names for model in models for row in draw_rows(chance, name, model)]
     services = [
         {
             "name": name,

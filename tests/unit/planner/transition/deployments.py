@@ -39,13 +39,13 @@ def random_plan(chance: random.Random, model: str, num_gpus: int, num_services: 
     return Plan(deployment=deployment, services=tuple(Service(name=n, rate_per_s=rate) for n, rate in rates.items()))
 
 
-def same_rates(one: Plan, other: Plan) -> tuple[Plan, Plan]:
+def equalize_rates(one: Plan, other: Plan) -> tuple[Plan, Plan]:
     """Both with the smaller of their rates, so that little is to spare on the way."""
     totals = [total_per_s(plan.deployment.gpus) for plan in (one, other)]
     names = totals[0].keys() & totals[1].keys()
     rates = {name: min(total[name] for total in totals) for name in names}
 
-    def with_rates(plan: Plan) -> Plan:
+    def set_rates(plan: Plan) -> Plan:
         gpus = [
             Gpu(
                 model=gpu.model,
@@ -57,4 +57,4 @@ def same_rates(one: Plan, other: Plan) -> tuple[Plan, Plan]:
         services = tuple(Service(name=name, rate_per_s=rate) for name, rate in sorted(rates.items()))
         return Plan(deployment=Deployment(gpus=tuple(gpu for gpu in gpus if gpu.instances)), services=services)
 
-    return with_rates(one), with_rates(other)
+    return set_rates(one), set_rates(other)

@@ -30,8 +30,8 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Fault, StateFile
 from tests.support.simulated import set_faults
-from tests.unit.planner.transition.deployments import random_plan, same_rates
-from tests.unit.planner.transition.test_transition import on, plan_of
+from tests.unit.planner.transition.deployments import equalize_rates, random_plan
+from tests.unit.planner.transition.test_transition import make_deployment_plan, make_instance
 
 CREATE = "nvmlDeviceCreateGpuInstance"
 
@@ -45,7 +45,7 @@ class Bench:
 
     def plan(self, seed: int, *, model: str = "a30_24gb", num_gpus: int = 2, spare: int = 1) -> Transition:
         chance = random.Random(seed)
-        one, other = same_rates(*(random_plan(chance, model, num_gpus, 3) for _ in range(2)))
+        one, other = equalize_rates(*(random_plan(chance, model, num_gpus, 3) for _ in range(2)))
         planned = transition_plan.plan_transition(one, other, spare, {})
         transition_steps.write(planned, self.steps)
         return planned
@@ -54,21 +54,21 @@ class Bench:
         locks = ["--lock-dir", str(self.folder)]
         return main(["replay", str(self.steps), "--machine", str(self.machine), *locks, "--json"])
 
-    def there(self) -> list[set[tuple[str, int]]]:
+    def read_instances(self) -> list[set[tuple[str, int]]]:
         """The GPU instances of every GPU of the machine, each with one compute instance."""
-        found = []
+        instances_by_gpu = []
         for gpu in self.file.read().gpus:
             names = {profile.profile_id: profile.name for profile in profiles.load_model(gpu.model).profiles}
             assert all(len(instance.compute_instances) == 1 for instance in gpu.instances)
-            found.append({(names[instance.profile_id], instance.start) for instance in gpu.instances})
-        return found
+            instances_by_gpu.append({(names[instance.profile_id], instance.start) for instance in gpu.instances})
+        return instances_by_gpu
 
-    def reached(self, planned: Transition) -> list[set[tuple[str, int]]]:
+    def list_planned_instances(self, planned: Transition) -> list[set[tuple[str, int]]]:
         """Where the GPU instances are to be in the end."""
-        wanted: list[set[tuple[str, int]]] = [set() for _ in self.file.read().gpus]
+        instances_by_gpu: list[set[tuple[str, int]]] = [set() for _ in self.file.read().gpus]
         for gpu in planned.reached.gpus:
-            wanted[int(str(gpu.id))] = {(str(i.profile), int(i.start or 0)) for i in gpu.instances}
-        return wanted
+            instances_by_gpu[int(str(gpu.id))] = {(str(i.profile), int(i.start or 0)) for i in gpu.instances}
+        return instances_by_gpu
 
     def journals(self) -> list[Path]:
         return list(self.folder.rglob("*.journal"))
@@ -100,8 +100,8 @@ def test_a_replay_ends_in_the_state_that_was_planned(
     planned = bench.plan(seed, model=("a30_24gb", "a100_80gb", "rtxpro6000_96gb")[seed % 3], num_gpus=3)
     assert bench.replay() == 0
     assert json.loads(capsys.readouterr().out)["done"] == len(planned.steps)
-    assert bench.there() == bench.reached(planned)
-    assert Counter(map(frozenset, filter(None, bench.there()))) == Counter(
+    assert bench.read_instances() == bench.list_planned_instances(planned)
+    assert Counter(map(frozenset, filter(None, bench.read_instances()))) == Counter(
         frozenset((str(i.profile), i.start) for i in gpu.instances) for gpu in planned.reached.gpus
     )
     assert not bench.journals()
@@ -110,11 +110,13 @@ def test_a_replay_ends_in_the_state_that_was_planned(
 
 
 def test_mig_is_switched_off_for_whole_gpus_and_on_for_instances(bench: Bench) -> None:
-    whole = plan_of(
+    undivided_plan = make_deployment_plan(
         (Instance(profile=None, start=None, service="a", throughput_per_s=50),), rates={"a": 45}, mode="mps"
     )
-    divided = plan_of((on("3g.40gb", 0, "a", 30), on("3g.40gb", 4, "a", 30)), rates={"a": 45})
-    for number, plans in enumerate(((divided, whole), (whole, divided))):
+    divided = make_deployment_plan(
+        (make_instance("3g.40gb", 0, "a", 30), make_instance("3g.40gb", 4, "a", 30)), rates={"a": 45}
+    )
+    for number, plans in enumerate(((divided, undivided_plan), (undivided_plan, divided))):
         bench.machine = bench.folder / f"cluster{number}.json"
         bench.file = StateFile(bench.machine)
         transition_steps.write(transition_plan.plan_transition(*plans, 1, {}), bench.steps)
@@ -123,13 +125,13 @@ def test_mig_is_switched_off_for_whole_gpus_and_on_for_instances(bench: Bench) -
         assert first.instances == () and len(spare.instances) == 2 * number and spare.mig_current == bool(number)
 
 
-def killed_at(count: int, run: Callable[[], int]) -> bool:
+def run_until_killed(count: int, run: Callable[[], int]) -> bool:
     """Run in a fork that is killed before or after its `count`-th command or line on disk; whether it came that far."""
     child = os.fork()
     if child == 0:
         done = 0
 
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def count_calls(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
                 nonlocal done
                 done += 1
@@ -147,8 +149,11 @@ def killed_at(count: int, run: Callable[[], int]) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         try:
-            journal_file.append, journal_file.remove = counted(journal_file.append), counted(journal_file.remove)
-            helper_program.run = counted(helper_program.run)
+            journal_file.append, journal_file.remove = (
+                count_calls(journal_file.append),
+                count_calls(journal_file.remove),
+            )
+            helper_program.run = count_calls(helper_program.run)
             os._exit(run())
         finally:
             os._exit(99)
@@ -162,15 +167,15 @@ def kill_everywhere(bench: Bench, capsys: pytest.CaptureFixture[str], stride: in
     planned = bench.plan(1)
     assert {step.kind for step in planned.steps} >= {"repartition", "create", "delete"}
     points, put_back = 0, 0
-    while killed_at(1 + stride * points, bench.replay):
+    while run_until_killed(1 + stride * points, bench.replay):
         points += 1
         capsys.readouterr()
         assert bench.replay() == 0, points
-        told = json.loads(capsys.readouterr().out)
-        assert told["earlier"] + told["done"] == len(planned.steps), points
-        assert bench.there() == bench.reached(planned), points
+        report = json.loads(capsys.readouterr().out)
+        assert report["earlier"] + report["done"] == len(planned.steps), points
+        assert bench.read_instances() == bench.list_planned_instances(planned), points
         assert not bench.journals()
-        put_back += len(told["put_back"])
+        put_back += len(report["put_back"])
         for path in (bench.machine, bench.folder / "cluster.json.replay" / "steps.jsonl"):
             path.unlink()
     return points, put_back
@@ -207,9 +212,9 @@ def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     (anew,) = (input_files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
     assert proof.check(anew).broken == () and anew.set_aside == (failure["gpu"],)
     assert failure["gpu"] not in {step.gpu for step in anew.steps}
-    there, reached = bench.there(), bench.reached(anew)
-    del there[int(failure["gpu"])], reached[int(failure["gpu"])]
-    assert there == reached
+    instances, planned_instances = bench.read_instances(), bench.list_planned_instances(anew)
+    del instances[int(failure["gpu"])], planned_instances[int(failure["gpu"])]
+    assert instances == planned_instances
     assert not bench.journals()
 
 
@@ -221,10 +226,10 @@ def test_without_a_way_around_a_failure_it_stops_and_the_next_start_tries_again(
     bench.file.keep(["a30_24gb"])
     set_faults(bench.file, Fault(function=CREATE, code=codes.INSUFFICIENT_RESOURCES, skip=num_at_first))
     assert bench.replay() == 1
-    told = json.loads(capsys.readouterr().out)
-    assert "without that GPU, no order of steps" in told["reason"] and told["done"] < len(planned.steps)
+    report = json.loads(capsys.readouterr().out)
+    assert "without that GPU, no order of steps" in report["reason"] and report["done"] < len(planned.steps)
     assert bench.replay() == 0
-    assert bench.there() == bench.reached(planned)
+    assert bench.read_instances() == bench.list_planned_instances(planned)
 
 
 def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
@@ -243,7 +248,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
     Driver(bench.file).set_mig_mode(0, is_on=True)
     taken = {(profile.name, start) for profile in profiles.load_model("a30_24gb").profiles for start in profile.starts}
     somebody = transition_steps.make_initial_progress(planned)["0"].slices
-    name, start = min(taken - {(each.profile, each.start) for each in somebody})
+    name, start = min(taken - {(instance_slice.profile, instance_slice.start) for instance_slice in somebody})
     ids = {profile.name: profile.profile_id for profile in profiles.load_model("a30_24gb").profiles}
     nvidia_smi.main(["--state-file", str(bench.machine), "mig", "-i", "0", "-cgi", f"{ids[name]}:{start}", "-C"])
     before = bench.file.read()
@@ -256,7 +261,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
 @pytest.mark.slow
 def test_another_transition_waits_for_the_end_of_the_first(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     planned = bench.plan(1)
-    assert killed_at(60, bench.replay)
+    assert run_until_killed(60, bench.replay)
     bench.plan(2)
     assert bench.replay() == 2
     assert "has an unfinished transition" in capsys.readouterr().err
