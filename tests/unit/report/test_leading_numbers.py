@@ -306,7 +306,7 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
 def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
     def resumed(*digests: str, **facts: str) -> Study:
         own = [params(environment_digest=digest) for digest in digests]
-        return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
+        return study(*(copies("naive", n, 1000.0, job_params=each, facts=facts) for n, each in enumerate(own, 1)))
 
     (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
     assert said.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
@@ -318,8 +318,8 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
 
 
 def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
-    rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
-    rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
+    rows = [copies("serial", 1, 10.0, job_params=params(f"work{number}")) for number in range(6)]
+    rows += [copies("mps", 2, 20.0 + number, job_params=params(f"work{number}")) for number in range(6)]
     found = study(*rows)
     (note,) = [line for line in list_doubts(found, make_cells(found)) if "exceeds the number of jobs" in line]
     assert note.startswith(

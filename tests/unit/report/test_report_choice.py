@@ -103,7 +103,7 @@ def test_a_board_has_a_study_of_each_kind(read) -> None:
 
 
 def in_environment(digest: str, lock: str, **changes: Any) -> Row:
-    made = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
+    made = copies("naive", 2, 9.0, job_params=params(environment_digest=digest), **changes)
     return dataclasses.replace(made, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in made.jobs))
 
 
@@ -132,7 +132,7 @@ def test_an_environment_goes_without_saying_where_there_is_one_or_an_option_tell
     found = study(*alone)
     assert (found.rows[0].jobs[0].label, found.environments) == ("resnet26_cifar10 bs128", ())
     both = [
-        copies("naive", 2, 9.0, own=params(environment_digest=name, lr=rate), start_ms=n)
+        copies("naive", 2, 9.0, job_params=params(environment_digest=name, lr=rate), start_ms=n)
         for n, (name, rate) in enumerate((("with a==1", 1), ("with a==2", 2)))
     ]
     assert {row.jobs[0].label for row in study(*both).rows} == {f"resnet26_cifar10 bs128 lr={rate}" for rate in (1, 2)}
