@@ -168,7 +168,7 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+def write_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """Let a function write a file or folder of this name once a run of pytest, whichever of its workers comes first.
 
     The path of what it wrote, which tests only read; the other workers wait for it.

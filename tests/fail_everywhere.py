@@ -154,10 +154,10 @@ class Bench:
         gpu = ["-m", "pipeline.gpu", *words, "--machine", self.machine, "--lock-dir", self.folder / "locks"]
         return forks.run(*([self.folder / "child.py", at, how, self.reached] if at else []), *gpu)
 
-    def try_by_hand(self, command: str, at: int, how: str, before: object, made: object, tally: Tally) -> bool:
+    def try_by_hand(self, command: str, at: int, how: str, before: object, layout: object, tally: Tally) -> bool:
         """Fail `create`, or `destroy` of what was made, at one point; whether it got as far. Ends as `before`."""
         self.reached.unlink(missing_ok=True)
-        words, wanted = (["create", _LAYOUT], made) if command == "create" else (["destroy"], before)
+        words, expected = (["create", _LAYOUT], layout) if command == "create" else (["destroy"], before)
         if command == "destroy":
             self.command("create", _LAYOUT)
         done = self.command(*words, at=at, how=how)
@@ -167,13 +167,13 @@ class Bench:
             tally.points += 1
             if how != "sigkill" and self.journals(".journal"):
                 tally.left_to_clean.append(where)
-            found = self.snapshot()
+            snapshot = self.snapshot()
             # Every other time nobody cleans up before the command is run again.
             if at % 2 and (cleaned := self.clean()).returncode != 0:
                 tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}")
-            if at % 2 and command == "create" and self.snapshot() != (made if self.journals(".by-hand") else before):
+            if at % 2 and command == "create" and self.snapshot() != (layout if self.journals(".by-hand") else before):
                 tally.problems.append(f"{where}: after cleaning the GPU is {self.snapshot()}")
-            if at % 2 and command == "destroy" and self.snapshot() != found:
+            if at % 2 and command == "destroy" and self.snapshot() != snapshot:
                 tally.problems.append(f"{where}: clean took what was made by hand: {self.snapshot()}")
             is_made = command == "create" and bool(self.journals(".by-hand"))
             done = self.command(*words)
@@ -181,7 +181,7 @@ class Bench:
                 tally.problems.append(f"{where}: again ended with {done.returncode}: {done.stdout}{done.stderr}")
         elif done.returncode != 0:
             tally.problems.append(f"{where} ended with {done.returncode}: {done.stdout}{done.stderr}")
-        if self.snapshot() != wanted or self.journals(".journal"):
+        if self.snapshot() != expected or self.journals(".journal"):
             tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
         self.command("destroy")
         if self.snapshot() != before or self.journals(".by-hand"):
@@ -201,8 +201,8 @@ class Bench:
         if how != "sigkill" and (self.snapshot() != before or self.journals()):
             tally.left_to_clean.append(where)
         self._clean_and_compare(where, before, tally)
-        if left := self.journals():
-            tally.problems.append(f"{where}: {left} is left")
+        if journals := self.journals():
+            tally.problems.append(f"{where}: {journals} is left")
         return True
 
     def try_point(self, scenario: str, at: int, how: str, before: object, tally: Tally) -> bool:
@@ -232,8 +232,8 @@ class Bench:
             tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}")
         if self.snapshot() != before:
             tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
-        if left := [path for path in self._scratch_folders() if path.exists()]:
-            tally.problems.append(f"{where}: {left} is left")
+        if folders := [path for path in self._scratch_folders() if path.exists()]:
+            tally.problems.append(f"{where}: {folders} is left")
 
     def _scratch_folders(self) -> list[Path]:
         """The folders for sockets and pipes that studies of this bench made."""
@@ -243,9 +243,9 @@ class Bench:
     def _living(self, mark: str) -> list[str]:
         """Processes of a study, once those that end by themselves had the time to."""
         deadline = time.monotonic() + _LAST_S
-        while (found := _marked(mark) + _alive(self.sender_pid)) and time.monotonic() < deadline:
+        while (lines := find_marked_processes(mark) + _find_sender(self.sender_pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return found
+        return lines
 
     def unfinished_runs(self) -> list[str]:
         """MLflow runs that are not terminal, after everything that waits in the spool was sent."""
@@ -255,9 +255,9 @@ class Bench:
 def unfinished_runs(root: Path) -> list[str]:
     """The same of any store."""
     done = forks.run("-m", "pipeline.tracking", "flush", "--root", root)
-    found = [] if done.returncode == 0 else [f"flush: {done.stderr[-500:]}"]
+    problems = [] if done.returncode == 0 else [f"flush: {done.stderr[-500:]}"]
     running = query(root / "mlflow.db", "SELECT name, status FROM runs WHERE status = 'RUNNING'")
-    return found + [f"{name}: {status}" for name, status in running]
+    return problems + [f"{name}: {status}" for name, status in running]
 
 
 _QUERY = """
@@ -276,18 +276,18 @@ def query(database: Path, statement: str) -> list[list[Any]]:
     return rows
 
 
-def _marked(mark: str) -> list[str]:
-    found = []
+def find_marked_processes(mark: str) -> list[str]:
+    lines = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if f"{_VARIABLE}={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()[:200]}")
+                lines.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()[:200]}")
         except OSError:
             continue
-    return found
+    return lines
 
 
-def _alive(pid: int) -> list[str]:
+def _find_sender(pid: int) -> list[str]:
     """A process whose environment does not tell, because it was forked."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

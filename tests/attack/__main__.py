@@ -55,7 +55,7 @@ ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
     "volumes": (40, volumes.attack),
 }
 """Each is chosen as often as the others, but none begins with fewer seconds left than it takes."""
-_POSSIBLE = {"disks": disks.own_mounts, "machines": container.is_possible}
+_POSSIBLE = {"disks": disks.isolate_mounts, "machines": container.is_possible}
 """What needs rights that not every user has, and whether this one has them."""
 _MOST_MARKED, _LEAST_ROWS = 0.05, 20
 """The share of rows of steady programs that may have a mark, and the rows that show it."""

@@ -85,7 +85,7 @@ def kill_studies() -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()
-    for line in fail_everywhere._marked(_RUN):  # those whose parent had ended
+    for line in fail_everywhere.find_marked_processes(_RUN):  # those whose parent had ended
         with suppress(ProcessLookupError):
             os.kill(int(line.partition(" ")[0]), signal.SIGKILL)
 
@@ -108,21 +108,21 @@ class Bench(fail_everywhere.Bench):
 
     def start(self, *arguments: str, code: Path | None = None, root: Path | None = None) -> forks.Fork:
         """Start a study on the machine, with a store and a spool in `root` if not in those of the bench."""
-        process = forks.start(*self._argv(arguments, code, root), cwd=self.folder, env=self._marked_anew())
+        process = forks.start(*self._argv(arguments, code, root), cwd=self.folder, env=self._mark_environment())
         self.sender_pid = process.sender_pid
         return process
 
     def start_real(self, *arguments: str) -> subprocess.Popen[str]:
         """The same from nothing: the environment then tells also the processes that it forks."""
         self.sender_pid = 0
-        return forks.start_real(*self._argv(arguments), cwd=self.folder, env=self._marked_anew())
+        return forks.start_real(*self._argv(arguments), cwd=self.folder, env=self._mark_environment())
 
     def start_in_container(
         self, *arguments: str, identity: container.Identity = container.SAME
     ) -> subprocess.Popen[str]:
         """The same in a container that looks like a machine of this identity; `kill` ends all of it at one instant."""
         self.sender_pid = 0
-        places = {"identity": identity, "folder": self.folder, "cwd": self.folder, "env": self._marked_anew()}
+        places = {"identity": identity, "folder": self.folder, "cwd": self.folder, "env": self._mark_environment()}
         return container.start(*self._argv(arguments), **places)
 
     def flush_in_container(self, identity: container.Identity, *words: str) -> tuple[int, str]:
@@ -140,15 +140,15 @@ class Bench(fail_everywhere.Bench):
         argv = [code or PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", *arguments, *places]
         return [*argv, f"tracking.root={root or self.root}"]
 
-    def _marked_anew(self) -> dict[str, str]:
+    def _mark_environment(self) -> dict[str, str]:
         """The environment by which the processes of a new study are told."""
         self.mark = f"{_RUN}-{uuid.uuid4().hex}"
         return os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)} | self.environ
 
     def commands(self) -> dict[int, str]:
         """The living processes of the last study, with their command lines."""
-        found = (line.partition(" ") for line in fail_everywhere._marked(self.mark))
-        return {int(pid): command for pid, _, command in found}
+        processes = (line.partition(" ") for line in fail_everywhere.find_marked_processes(self.mark))
+        return {int(pid): command for pid, _, command in processes}
 
     def pids(self, process: forks.Process) -> list[int]:
         """List the living processes of the last study: the orchestrator, and the sender, which may be forks, first."""
@@ -168,11 +168,11 @@ class Bench(fail_everywhere.Bench):
     def kill_everything(self, process: forks.Process) -> int:
         """Kill all processes of the last study, and those that came meanwhile; return how many."""
         killed: set[int] = set()
-        while left := [pid for pid in self.pids(process) if pid not in killed]:
-            for pid in left:
+        while remaining_pids := [pid for pid in self.pids(process) if pid not in killed]:
+            for pid in remaining_pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            killed.update(left)
+            killed.update(remaining_pids)
         return len(killed)
 
     def end(self, process: forks.Process, limit_s: float = LIMIT_S) -> Iterator[str]:
@@ -187,8 +187,8 @@ class Bench(fail_everywhere.Bench):
             return
         if process.returncode >= 0 and process.returncode not in EXIT_STATUSES:
             yield f"exit status {process.returncode}: {self.errors[-1500:]}"
-        if found := _TRACEBACK.search(self.errors):
-            shown = self.errors[found.start() :]
+        if traceback := _TRACEBACK.search(self.errors):
+            shown = self.errors[traceback.start() :]
             yield f"a traceback: {shown if len(shown) < 3000 else f'{shown[:1000]} ... {shown[-2000:]}'}"
 
     def problems_after(self, root: Path | None = None) -> Iterator[str]:

@@ -41,8 +41,8 @@ SAME = Identity()
 
 def make_identity(names: set[str]) -> Identity:
     """Make an identity with new values of these attributes."""
-    made = {"host": f"c{uuid.uuid4().hex[:11]}", "boot_id": str(uuid.uuid4()), "machine_id": uuid.uuid4().hex}
-    return Identity(**{name: value for name, value in made.items() if name in names})
+    values = {"host": f"c{uuid.uuid4().hex[:11]}", "boot_id": str(uuid.uuid4()), "machine_id": uuid.uuid4().hex}
+    return Identity(**{name: value for name, value in values.items() if name in names})
 
 
 @functools.cache

@@ -20,11 +20,11 @@ _READERS = {
 
 def attack(bench: Bench, random: Random) -> Outcome:
     """Change some bytes of a file of a store, and read it."""
-    whole, root = bench.folder / "whole", bench.folder / "damaged"
-    if not whole.exists():
-        _make(bench, whole)
+    original, root = bench.folder / "whole", bench.folder / "damaged"
+    if not original.exists():
+        _make(bench, original)
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(whole, root)
+    shutil.copytree(original, root)
     forks.run("-m", "pipeline.tracking", "relocate", "--root", root)
     path = random.choice(sorted(path for path in root.rglob("*") if path.is_file()))
     how = _damage(path, random)
@@ -32,11 +32,11 @@ def attack(bench: Bench, random: Random) -> Outcome:
     outcome = Outcome(f"{reader} of a store with a {path.suffix or path.name} that is {how}")
     out = ["--out", bench.folder / "out"] if reader != "flush" else []
     done = forks.run(*_READERS[reader], root, *out, cwd=bench.folder, timeout=300)
-    said = f"{reader} of {path.relative_to(root)}, {how}: {done.stderr[-1500:]}"
+    details = f"{reader} of {path.relative_to(root)}, {how}: {done.stderr[-1500:]}"
     if done.returncode not in (0, 1, 2):
-        outcome.problems.append(f"exit status {done.returncode}: {said}")
+        outcome.problems.append(f"exit status {done.returncode}: {details}")
     if "Traceback" in done.stderr:
-        outcome.problems.append(f"a traceback: {said}")
+        outcome.problems.append(f"a traceback: {details}")
     return outcome
 
 

@@ -14,7 +14,7 @@ from tests.attack.bench import PATIENT, SHORT, Bench, Outcome
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18  # Source: linux/sched.h, linux/mount.h
 
 
-def own_mounts() -> bool:
+def isolate_mounts() -> bool:
     """Let what this process and its children mount be seen by nobody else, and end with them; whether it may mount."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
@@ -44,7 +44,7 @@ def _study(bench: Bench, random: Random, place: Path) -> Outcome:
     study.append(f"tracking.experiment={experiment}")
     outcome = Outcome("resumed on a larger one")
     outcome.problems += bench.end(bench.start(*study, root=root))
-    left = f"{sum(path.stat().st_size for path in place.rglob('*') if path.is_file())} bytes on it"
+    usage = f"{sum(path.stat().st_size for path in place.rglob('*') if path.is_file())} bytes on it"
     _mount(place, "remount,size=64m")
     outcome.problems += bench.problems_after(root)
     again = bench.start(*study, *PATIENT, "resume=true", root=root)
@@ -56,7 +56,7 @@ def _study(bench: Bench, random: Random, place: Path) -> Outcome:
     results = bench.results_of(experiment, root / "mlflow.db")
     if set(results.values()) != {1}:
         outcome.problems.append(f"results a group: {results}")
-    outcome.problems = [f"{problem} ({left})" for problem in outcome.problems]
+    outcome.problems = [f"{problem} ({usage})" for problem in outcome.problems]
     return outcome
 
 

@@ -36,9 +36,9 @@ def differences(printed: str, database: Path, experiment: str, gpu_uuid: str | N
     for cells in lines[at + 1 :]:
         if " " in cells[0] or len(cells) <= len(titles):
             return  # the notes below the table: a group's name is a word
-        said = dict(zip(titles, cells[-len(titles) :], strict=True))
+        printed_cells = dict(zip(titles, cells[-len(titles) :], strict=True))
         stored = _cells(groups.get(cells[0], []))
-        for title, text in said.items():
+        for title, text in printed_cells.items():
             if title in stored and text.rstrip("*") != stored[title]:
                 yield f"{cells[0]}: {title} is {text} in the table, {stored[title]} in the store"
 

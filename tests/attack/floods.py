@@ -72,7 +72,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     """Let one of two jobs flood its socket."""
     kind = random.choice([*_FLOODS, *_OTHERS])
     who = random.randrange(2)
-    given = {
+    fields = {
         "project": str(PROJECT_DIR),
         "code": (_FLOODS | _OTHERS)[kind],
         "who": who,
@@ -80,7 +80,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
         "is_early": random.random() < 0.5,
     }
     script, experiment = bench.folder / "flood.py", f"floods-{random.getrandbits(32):08x}-rehearsal"
-    script.write_text(_JOB.format(**given))
+    script.write_text(_JOB.format(**fields))
     outcome = Outcome(f"of {kind}")
     began_s = time.monotonic()
     words = ["scenario=naive", "degree=2", "baseline=never", *SHORT, f"workload.script={script}"]
@@ -97,7 +97,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
             outcome.problems.append(f"{result}, and the reason names not the job that flooded: {reason!r}")
         if result != "ok" and kind in _HARMLESS:
             outcome.problems.append(f"harmless, but {result}: {reason}")
-    outcome.problems = [f"by job {who}{', early' if given['is_early'] else ''}: {text}" for text in outcome.problems]
+    outcome.problems = [f"by job {who}{', early' if fields['is_early'] else ''}: {text}" for text in outcome.problems]
     return outcome
 
 

@@ -37,7 +37,7 @@ class TwoGpus(Bench):
 
 
 @functools.cache
-def _with_two(bench: Bench) -> TwoGpus:
+def _make_two_gpus(bench: Bench) -> TwoGpus:
     folder = bench.folder / "two"
     folder.mkdir()
     return TwoGpus(folder)
@@ -45,7 +45,7 @@ def _with_two(bench: Bench) -> TwoGpus:
 
 def attack(bench: Bench, random: Random) -> Outcome:
     """Kill one to three processes of a study, whichever; look; resume it, and look whether it is whole."""
-    two = _with_two(bench)
+    two = _make_two_gpus(bench)
     experiment = f"gpus-{random.getrandbits(32):08x}-rehearsal"
     scenarios = random.choice((["naive"], ["mps"], ["serial", "naive"], ["naive", "mps"]))
     study = ["-m", "gpu.count=2", "hydra/launcher=gpus", f"scenario={','.join(scenarios)}", "degree=1,2", "repeats=2"]

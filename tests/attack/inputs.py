@@ -121,20 +121,20 @@ def _plan(
     words = [word for word in words if not word.startswith("~dry_run")]  # else the study is run, as it was asked for
     argv = [PROJECT_DIR / "run.py", *places, "dry_run=true", *words]
     done = forks.run(*argv, cwd=bench.folder, env=os.environ | (environ or {}), timeout=300)
-    said = f"{words}{f' with {environ}' if environ else ''}{f' and {file.read_bytes()!r}' if file else ''}"
-    _judge(outcome, done.returncode, done.stderr, said, {0, 2})
+    description = f"{words}{f' with {environ}' if environ else ''}{f' and {file.read_bytes()!r}' if file else ''}"
+    _judge(outcome, done.returncode, done.stderr, description, {0, 2})
     if done.returncode == 2 and "error: " not in done.stderr:
-        outcome.problems.append(f"no error in words for {said}: {done.stderr[-1500:]}")
+        outcome.problems.append(f"no error in words for {description}: {done.stderr[-1500:]}")
     if sorted(bench.folder.iterdir()) != before:
-        outcome.problems.append(f"something was written for {said}")
+        outcome.problems.append(f"something was written for {description}")
 
 
-def _judge(outcome: Outcome, status: int, err: str, said: str, allowed: set[int]) -> None:
-    err, said = (text.replace(_LONG, "x...") for text in (err, said))
+def _judge(outcome: Outcome, status: int, err: str, description: str, allowed: set[int]) -> None:
+    err, description = (text.replace(_LONG, "x...") for text in (err, description))
     if status not in allowed:
-        outcome.problems.append(f"exit status {status} for {said}: {err[-1500:]}")
+        outcome.problems.append(f"exit status {status} for {description}: {err[-1500:]}")
     if "Traceback" in err:
-        outcome.problems.append(f"a traceback for {said}: {err[-1500:]}")
+        outcome.problems.append(f"a traceback for {description}: {err[-1500:]}")
 
 
 def _word(random: Random) -> str:

@@ -95,10 +95,10 @@ def _signal(bench: Bench, process: forks.Fork, victim: str, random: Random, outc
         if process.poll() is not None:
             return []
     else:
-        found = _wait_for(bench, process, victim)
-        if not found:
+        pids = _wait_for(bench, process, victim)
+        if not pids:
             return []
-        pid = random.choice(found)
+        pid = random.choice(pids)
         time.sleep(random.choice((0, 0.05, 0.3)) * random.random())
     if victim == _EVERYTHING:
         outcome.num_kills += bench.kill_everything(process)
@@ -120,8 +120,8 @@ def _wait_for(bench: Bench, process: forks.Fork, victim: str) -> list[int]:
     """The processes of a kind, as soon as there are any; none if the study ends before."""
     while process.poll() is None:
         commands = bench.commands()
-        if found := [pid for pid, command in commands.items() if _kind(pid, command, commands) == victim]:
-            return found
+        if pids := [pid for pid, command in commands.items() if _kind(pid, command, commands) == victim]:
+            return pids
         time.sleep(_POLL_S)
     return []
 

@@ -107,7 +107,7 @@ def _write_study(folder: Path, secrets: _Secrets, random: Random, *, fails: bool
     study = [
         "workload=script",
         f"workload.script={script}",
-        f"workload.args={secret_forms.in_hydra(words)}",
+        f"workload.args={secret_forms.format_for_hydra(words)}",
         "degree=1",
     ]
     study += [f"+workload.environ.{name}='{value}'" for name, value in variables.items()]
@@ -120,10 +120,10 @@ def _fill_code(secrets: _Secrets, random: Random) -> Iterator[str]:
     yield from map(secrets.fill, random.sample(secret_forms.IN_CODE, len(secret_forms.IN_CODE) // 2))
 
 
-def _find_all(secrets: _Secrets, said: str, root: Path) -> Iterator[str]:
+def _find_all(secrets: _Secrets, output: str, root: Path) -> Iterator[str]:
     """Name the forms whose secrets were printed, or are in the store."""
     for secret, place in secrets.places.items():
-        if secret in said:
+        if secret in output:
             yield f"printed: {place}"
         if files := _find(secret, root):
             yield f"in {', '.join(files)}: {place}"

@@ -125,9 +125,9 @@ def _open_runs(bench: Bench, identity: container.Identity, experiment: str, *, i
 
 def _mixed_states(groups: Sequence[StoredRun]) -> Iterator[str]:
     """Name what was not begun again, or begun again without need, and comparisons across states."""
-    found = [run for run in groups if run.tags.get("result") in _FINDINGS]
+    finding_runs = [run for run in groups if run.tags.get("result") in _FINDINGS]
     shards: dict[str, list[StoredRun]] = defaultdict(list)
-    for run in found:
+    for run in finding_runs:
         shards[run.tags["plan_shard"]].append(run)
     for shard, runs in shards.items():
         members = {run.tags["digest"] for run in runs}
@@ -137,10 +137,10 @@ def _mixed_states(groups: Sequence[StoredRun]) -> Iterator[str]:
         for digests in by_state.values():
             if len(digests) > len(set(digests)):
                 yield f"shard {shard}: a group has several results of one state"
-        whole = [state for state, digests in by_state.items() if set(digests) == members]
-        if not whole:
+        complete_states = [state for state, digests in by_state.items() if set(digests) == members]
+        if not complete_states:
             yield f"shard {shard} is whole in no state: {_counts(by_state)}"
-        elif len(by_state) > 1 and whole[0] == next(iter(by_state)):
+        elif len(by_state) > 1 and complete_states[0] == next(iter(by_state)):
             yield f"shard {shard} was finished and begun again: {_counts(by_state)}"
         yield from _wrong_speedups(shard, runs)
 

@@ -55,8 +55,8 @@ def attack(bench: Bench, random: Random) -> Outcome:
         outcome.problems.append(f"results a group: {results}")
     if running := fail_everywhere.query(server.database, _RUNNING.format(experiment)):
         outcome.problems.append(f"still running: {running}")
-    if left := sorted(path for path in (root / "spool").rglob("*") if path.is_file()):
-        outcome.problems.append(f"left in the spool: {left}")
+    if spooled_files := sorted(path for path in (root / "spool").rglob("*") if path.is_file()):
+        outcome.problems.append(f"left in the spool: {spooled_files}")
     outcome.problems = [f"faults {proxy.faults}: {problem}" for problem in outcome.problems]
     return outcome
 
@@ -86,11 +86,11 @@ class Server:
 
 def _server(folder: Path) -> Server:
     with _starting:
-        return _only_server(folder)
+        return _get_server(folder)
 
 
 @functools.cache
-def _only_server(folder: Path) -> Server:
+def _get_server(folder: Path) -> Server:
     return Server(folder)
 
 
@@ -146,7 +146,7 @@ class Proxy:
                 self._pass_on(connection, fault)
 
     def _pass_on(self, connection: socket.socket, fault: str | None) -> None:
-        left = self._random.choice((0, 50, 500, 5000)) if fault == "cut" else None
+        remaining_bytes = self._random.choice((0, 50, 500, 5000)) if fault == "cut" else None
         with socket.create_connection(("127.0.0.1", self._to)) as server, selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ, server)
             selector.register(server, selectors.EVENT_READ, connection)
@@ -157,10 +157,10 @@ class Proxy:
                     data = source.recv(65536)
                     if fault == "delayed":
                         time.sleep(self._random.uniform(0, 1))
-                    if left is not None and source is server:
-                        data, left = data[:left], left - len(data)
+                    if remaining_bytes is not None and source is server:
+                        data, remaining_bytes = data[:remaining_bytes], remaining_bytes - len(data)
                     if not data:
                         return
                     sink.sendall(data)
-                    if left is not None and left <= 0:
+                    if remaining_bytes is not None and remaining_bytes <= 0:
                         return

@@ -61,12 +61,12 @@ def attack(bench: Bench, random: Random) -> Outcome:
         _strike(machines[1], processes[1], fault, random, outcome)
         for machine, process in zip(machines, processes, strict=True):
             outcome.problems += machine.end(process)
-        outcome.problems += _whole(machines[0], processes[0], experiments[0], root)
+        outcome.problems += _find_gaps(machines[0], processes[0], experiments[0], root)
         if fault not in ("nothing", "the sender stopped"):
             processes[1] = machines[1].start(*studies[1], "resume=true", root=root)
             outcome.problems += machines[1].end(processes[1])
         may_share = kind == _KINDS[1]
-        outcome.problems += _whole(machines[1], processes[1], experiments[1], root, may_share=may_share)
+        outcome.problems += _find_gaps(machines[1], processes[1], experiments[1], root, may_share=may_share)
     outcome.problems = [f"{'new' if is_new else 'old'} store: {problem}" for problem in outcome.problems]
     if is_new:
         shutil.rmtree(root)
@@ -111,7 +111,9 @@ def _strike(bench: Bench, process: forks.Fork, fault: str, random: Random, outco
             outcome.num_kills += 1
 
 
-def _whole(bench: Bench, process: forks.Fork, experiment: str, root: Path, *, may_share: bool = False) -> Iterator[str]:
+def _find_gaps(
+    bench: Bench, process: forks.Fork, experiment: str, root: Path, *, may_share: bool = False
+) -> Iterator[str]:
     """Name what a study lacks that nothing befell, or that was resumed.
 
     Args:

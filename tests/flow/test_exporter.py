@@ -63,8 +63,8 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
         if names := {dict(labels)["group"] for labels in shown}:
             assert len(names) == 1  # no series of a group is there when the next one has begun
             groups += names - set(groups)
-            arrived |= without_phase(shown)
-            for series in without_phase(scraped(port)):
+            arrived |= drop_phase(shown)
+            for series in drop_phase(scraped(port)):
                 # The first scrape after that may have been under way already, and the last one not be shown yet.
                 due |= {series} if num_answered >= exported.setdefault(series, num_answered) + 3 else set()
         time.sleep(0.1)
@@ -81,7 +81,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
     assert due and due <= arrived
 
 
-def without_phase(series):
+def drop_phase(series):
     """A job may be in its last phase for less than a scrape takes."""
     return {frozenset((label, value) for label, value in labels if label != "phase") for labels in series}
 
@@ -115,7 +115,7 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
     def have_data():
         nonlocal total
         total += 1
-        live.samples.extend(live_groups.every_quantity())
+        live.samples.extend(live_groups.sample_quantities())
         live_groups.step(tmp_path, 0, total)
         empty.difference_update({query for query in empty if prometheus.query(query)})
         return not empty

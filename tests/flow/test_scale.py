@@ -156,16 +156,16 @@ def test_a_shard_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path
     assert re.findall(
         r"^While another GPU works, .* \(the lowest of (\d) groups\).* \(simulated\)$", out, re.MULTILINE
     ) == ["2"]
-    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
-    assert found.num_planned == len(found.rows) == 4
-    assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
-    kept = effects.compare_other_gpus(found, make_cells(found))
-    assert [(pair.mode, effects.count_other_gpus(pair), pair.num_blocks) for pair in kept] == [
+    study = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
+    assert study.num_planned == len(study.rows) == 4
+    assert len({row.gpu_uuid for row in study.rows}) == len(study.blocks) == 1
+    pairs = effects.compare_other_gpus(study, make_cells(study))
+    assert [(pair.mode, effects.count_other_gpus(pair), pair.num_blocks) for pair in pairs] == [
         ("serial", 1, 1),
         ("naive", 1, 1),
     ]
     (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company-rehearsal").rows}
-    assert company != found.rows[0].gpu_uuid
+    assert company != study.rows[0].gpu_uuid
     for dry in (["dry_run=true"], []):
         process = start("hydra/launcher=beside", "repeats=2", "window.seconds=0.5", "resume=true", *dry)
         _, err = process.communicate(timeout=600)

@@ -36,7 +36,7 @@ FRAGILE = HostProgram(script=str(TOYS / "host_fragile.py"))
 Run = Callable[..., GroupResult]
 
 
-def on_trial(manner: str, limit_s: int = 60) -> HostProgram:
+def make_host(manner: str, limit_s: int = 60) -> HostProgram:
     options = (("manner", manner), ("limit_s", limit_s))
     return HostProgram(script=str(TOYS / "host_on_trial.py"), options=options)
 
@@ -156,25 +156,25 @@ def test_a_way_of_sharing_that_does_not_work_is_a_skipped_group(run: Run) -> Non
     ],
 )
 def test_what_a_trial_finds_is_the_reason_of_a_skipped_group(run: Run, manner: str, reason: str) -> None:
-    row = run("well", "well", host=on_trial(manner, limit_s=1))
+    row = run("well", "well", host=make_host(manner, limit_s=1))
     assert [job.result for job in row.jobs] == [Result.SKIPPED] * 2
     assert row.result is Result.SKIPPED
     assert row.reason.endswith(f"{reason}; use another mode")
 
 
 def test_jobs_run_after_a_trial_without_fault(run: Run) -> None:
-    assert run("well", "well", host=on_trial("works")).result is Result.OK
+    assert run("well", "well", host=make_host("works")).result is Result.OK
 
 
 def test_a_trial_with_an_error_of_its_own_fails_the_group(run: Run) -> None:
-    row = run("well", "well", host=on_trial("is_unknown"))
+    row = run("well", "well", host=make_host("is_unknown"))
     assert row.result is Result.FAILED
     assert "the trial of green contexts ended with status 1; its error is above" in row.reason
     assert any("no such model" in line for line in row.jobs[0].error_output)
 
 
 def test_a_trial_that_hangs_ends_with_its_orchestrator(tmp_path: Path) -> None:
-    mark, slot = uuid.uuid4().hex, Slot(visible_devices="", host=on_trial("hangs", limit_s=600))
+    mark, slot = uuid.uuid4().hex, Slot(visible_devices="", host=make_host("hangs", limit_s=600))
     starts = [JobStart(job=job, slot=slot, starter=Spawner(PYTHON)) for job in make_jobs("well", "well")]
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         files = GroupFiles(folder=tmp_path / "group", scratch=Path(scratch), mark=mark)
@@ -208,7 +208,7 @@ def test_threads_belong_to_the_job_that_started_them(run: Run, tmp_path: Path) -
 
 
 def test_output_of_a_process_is_not_said_to_be_a_jobs(run: Run) -> None:
-    row = run("well", "well", host=on_trial("is_unknown"))
+    row = run("well", "well", host=make_host("is_unknown"))
     assert all(line.startswith("process of all jobs: ") for job in row.jobs for line in job.error_output)
 
 

@@ -47,7 +47,7 @@ def step(folder: Path, index: int, total: float) -> None:
         out.write(json.dumps(event) + "\n")
 
 
-def every_quantity() -> list[Sample]:
+def sample_quantities() -> list[Sample]:
     """Return a current sample of every quantity of every listener; each value is 1.5."""
     t_ns, samples = time.monotonic_ns(), []
     for source, field in FIELDS:

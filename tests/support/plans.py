@@ -24,7 +24,7 @@ def instance(
 
 def plan_of(*gpus: Gpu, rate_per_s: float = 60.0) -> Plan:
     """Return a plan in which every service has the same rate and objective."""
-    names = dict.fromkeys(each.service for gpu in gpus for each in gpu.instances)
+    names = dict.fromkeys(deployed_instance.service for gpu in gpus for deployed_instance in gpu.instances)
     services = tuple(Service(name=name, rate_per_s=rate_per_s, objective_ms=200.0) for name in names)
     return Plan(deployment=Deployment(gpus=gpus), services=services)
 

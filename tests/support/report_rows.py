@@ -42,23 +42,25 @@ def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]
     return values | {key: str(value) for key, value in changes.items()}
 
 
-def digest_of(own: dict[str, str], salt: str = "") -> str:
+def digest_of(job_params: dict[str, str], salt: str = "") -> str:
     """Return a workload digest that depends on the params, like a real digest."""
-    return hashlib.sha256(repr((own["workload"], sorted(list_program_params(own).items()), salt)).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((job_params["workload"], sorted(list_program_params(job_params).items()), salt)).encode()
+    ).hexdigest()
 
 
-def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> JobRow:
+def job(index: int, job_params: dict[str, str], rate: float | None, **changes: Any) -> JobRow:
     """Return a job with a throughput in samples/s in a steady window."""
-    name = own["workload"]
+    name = job_params["workload"]
     size = changes.pop("size", None)
     values: dict[str, Any] = {
         "index": index,
         "label": name,
-        "digest": digest_of(own, changes.pop("salt", "")),
+        "digest": digest_of(job_params, changes.pop("salt", "")),
         "size": size,
         "result": Result.OK,
         "metrics": {} if rate is None else {"throughput_samples_per_s": rate},
-        "params": own,
+        "params": job_params,
         "place": {},
         "start_ns": 1_000_000_000,
         "end_ns": 11_000_000_000,
@@ -127,11 +129,11 @@ def row(
     return Row(**(values | changes))
 
 
-def copies(scenario: str, degree: int, rate: float, block: int = 1, own: Any = None, **changes: Any) -> Row:
+def copies(scenario: str, degree: int, rate: float, block: int = 1, job_params: Any = None, **changes: Any) -> Row:
     """Return equal jobs with `rate` samples/s each."""
-    own = own or params()
+    job_params = job_params or params()
     place = {"mig_profile": PROFILES.get(degree, "1g.10gb")} if scenario == "mig" else {}
-    jobs = tuple(job(index, own, rate, place=place) for index in range(degree))
+    jobs = tuple(job(index, job_params, rate, place=place) for index in range(degree))
     return row(scenario, jobs, block, **changes)
 
 
@@ -180,15 +182,15 @@ def collocation_study(num_blocks: int = 5, noise: float = 0.01, seed: int = 1) -
             rows.append(row(scenario, jobs, block, start_ms=start, metrics=metrics, **changes))
 
         for size, name in NAMES.items():
-            own = params(name)
-            add("serial", (job(0, own, speed(ALONE[size])),))
+            job_params = params(name)
+            add("serial", (job(0, job_params, speed(ALONE[size])),))
             if size == "L":
-                add("naive", tuple(job(i, own, None) for i in range(7)), result=Result.OOM)
+                add("naive", tuple(job(i, job_params, None) for i in range(7)), result=Result.OOM)
                 continue
             for degree, ratios in SHARED[size].items():
                 for scenario, ratio in zip(("naive", "mps"), ratios, strict=True):
-                    each = speed(ALONE[size] * ratio / degree)
-                    add(scenario, tuple(job(i, own, each) for i in range(degree)))
+                    job_rate = speed(ALONE[size] * ratio / degree)
+                    add(scenario, tuple(job(i, job_params, job_rate) for i in range(degree)))
         small = params(NAMES["S"])
         add("serial", (job(0, params(NAMES["S"], step_mode="cuda_graph"), speed(4.0 * ALONE["S"])),))
         place = {"mps_active_thread_percentage": "14"}

@@ -271,11 +271,11 @@ def program() -> tuple[list[str], str]:
     return secrets, f"import argparse, os\nparser = argparse.ArgumentParser()\n{body}\nprint('done')\n"
 
 
-def in_hydra(words: Iterator[str] | list[str]) -> str:
+def format_for_hydra(words: Iterator[str] | list[str]) -> str:
     """Write words as a list in Hydra's grammar."""
     return "[" + ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words) + "]"
 
 
-def all_words() -> list[str]:
+def list_words() -> list[str]:
     """Return the words of all forms; an option between two forms ends the first."""
     return list(itertools.chain.from_iterable((*words, "--lr=1") for _, words in word_forms()))

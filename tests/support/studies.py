@@ -125,16 +125,16 @@ class KeptRows:
     def send(self, folder: Path) -> None:
         record = group_record.read(folder)
         assert record.is_closed
-        kept = self.folder / f"{folder.parent.name}-{folder.name}"
+        stored_folder = self.folder / f"{folder.parent.name}-{folder.name}"
         self.folder.mkdir(exist_ok=True)
-        folder.rename(kept)
-        series = group_record.read_series(kept)
-        jobs = [_job_row(record, job, kept, series.get(str(job.index), {})) for job in record.jobs]
+        folder.rename(stored_folder)
+        series = group_record.read_series(stored_folder)
+        jobs = [_job_row(record, job, stored_folder, series.get(str(job.index), {})) for job in record.jobs]
         data = Data(content.make_group_tags(record), dict(record.params), dict(record.metrics), {})
-        self.groups[record.spool_id] = Row(Info(record.name, record.status), data, kept), jobs
+        self.groups[record.spool_id] = Row(Info(record.name, record.status), data, stored_folder), jobs
         self.runs[folder] = record.spool_id
         self.failed[folder] = {
-            str(child.index): f"file://{urllib.parse.quote(str(kept / child.folder))}"
+            str(child.index): f"file://{urllib.parse.quote(str(stored_folder / child.folder))}"
             for child in record.jobs
             if child.status == "FAILED"
         }

@@ -29,7 +29,7 @@ def problems(trace: dict[str, Any]) -> list[str]:
     for (pid, tid), members in slices.items():
         if ("thread_name", pid, tid) not in named or ("process_name", pid, None) not in named:
             messages.append(f"track {pid}/{tid} has no name")
-        messages += _not_nested(members)
+        messages += _find_overlaps(members)
     return messages
 
 
@@ -55,7 +55,7 @@ def _problem(event: dict[str, Any]) -> str | None:
     return None
 
 
-def _not_nested(members: list[tuple[float, float, str]]) -> list[str]:
+def _find_overlaps(members: list[tuple[float, float, str]]) -> list[str]:
     messages = []
     open_: list[tuple[float, float, str]] = []
     for begin, end, name in sorted(members, key=lambda member: (member[0], -member[1])):

@@ -57,8 +57,8 @@ def client(root: Path) -> Any:
 
 
 def runs_of(tracking: Any, experiment: str = EXPERIMENT) -> list[Any]:
-    found = tracking.get_experiment_by_name(experiment)
-    return [] if found is None else list(tracking.search_runs([found.experiment_id]))
+    stored_experiment = tracking.get_experiment_by_name(experiment)
+    return [] if stored_experiment is None else list(tracking.search_runs([stored_experiment.experiment_id]))
 
 
 def child(index: int, **changes: Any) -> JobRecord:
@@ -127,9 +127,9 @@ def store_groups(root: Path, *groups: GroupRecord) -> list[GroupRecord]:
 
 def by_name(tracking: Any) -> dict[str, Any]:
     runs = runs_of(tracking)
-    found = {run.info.run_name: run for run in runs}
-    assert len(found) == len(runs), "a run exists twice"
-    return found
+    runs_by_name = {run.info.run_name: run for run in runs}
+    assert len(runs_by_name) == len(runs), "a run exists twice"
+    return runs_by_name
 
 
 def content(tracking: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from tests.support.tracking_cases import Serve
 
 
 @pytest.fixture(scope="session")
-def template_store(made_once: Callable[..., Path]) -> Path:
+def template_store(write_once: Callable[..., Path]) -> Path:
     """Return a migrated store, which is created once, because migrating takes seconds; tests copy the file."""
-    return made_once("template_store", _make_store)
+    return write_once("template_store", _make_store)
 
 
 def _make_store(root: Path) -> None:

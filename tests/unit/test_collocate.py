@@ -42,7 +42,7 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture
-def mine(tmp_path):
+def user_dir(tmp_path):
     """A folder with packages of the user's that have the names of ours."""
     for name in (*FOLDERS, "mlflow", "gpu_collocation"):
         (tmp_path / name).mkdir()
@@ -69,8 +69,8 @@ def test_the_package_has_all_that_runs_and_nothing_stands_beside_it(site):
         if path.is_file() and path.suffix != ".pyc"
     }
     assert needed <= built
-    others = {path for path in built - needed if path.partition("/")[0] in {*FOLDERS, "tests", "benchmarks"}}
-    assert others == set()
+    unexpected_files = {path for path in built - needed if path.partition("/")[0] in {*FOLDERS, "tests", "benchmarks"}}
+    assert unexpected_files == set()
     assert {"run.py", "collocate.py", "docs/configuration.md"} <= built
     assert "setup.py" not in built
 
@@ -81,30 +81,30 @@ QUICK = {"run", "gpu"}
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in entry_points.PROGRAMS]
 )
-def test_programs_are_ours_and_named_as_they_were_started(site, mine, name):
-    done = collocate(site, mine, name, "--help")
+def test_programs_are_ours_and_named_as_they_were_started(site, user_dir, name):
+    done = collocate(site, user_dir, name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: collocate {name} " in done.stdout
     assert "python " not in done.stdout
 
 
-def test_a_clone_is_used_from_elsewhere_by_its_path(mine):
+def test_a_clone_is_used_from_elsewhere_by_its_path(user_dir):
     program = PROJECT_DIR / "collocate.py"
-    done = subprocess.run([sys.executable, program, "schema", "--help"], cwd=mine, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, program, "schema", "--help"], cwd=user_dir, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "".join(done.stdout.split()).startswith(f"usage:python{program}schema[-h]")
 
 
-def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
-    done = collocate(site, mine, "runn")
+def test_a_program_that_is_not_there_is_refused_in_one_line(site, user_dir):
+    done = collocate(site, user_dir, "runn")
     assert done.returncode == 2
     assert done.stderr.startswith("error: collocate has no program runn; choose one of run, report, ")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
-    done = collocate(site, mine, "run", "limits=3")
+def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, user_dir):
+    done = collocate(site, user_dir, "run", "limits=3")
     assert done.returncode == 2
     assert done.stderr.endswith("limits.NAME=VALUE (collocate run --help-keys limits lists the names)\n")
 
@@ -121,11 +121,11 @@ def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
         ("collocate nothing x", []),
     ],
 )
-def test_the_shell_gets_proposals(site, mine, line, proposals):
+def test_the_shell_gets_proposals(site, user_dir, line, proposals):
     if importlib.util.find_spec("argcomplete") is None:
         pytest.skip("argcomplete is not installed")
-    (mine / "train.py").touch()
-    answer = mine / "answer"
+    (user_dir / "train.py").touch()
+    answer = user_dir / "answer"
     environ = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
@@ -135,21 +135,21 @@ def test_the_shell_gets_proposals(site, mine, line, proposals):
         "COMP_POINT": str(len(line)),
         "COMP_TYPE": "9",
     }
-    collocate(site, mine, **environ)
+    collocate(site, user_dir, **environ)
     assert answer.read_text().split() == proposals
 
 
-def test_a_program_of_a_user_runs_by_hand(site, mine):
-    (mine / "own.py").write_text(OWN_PROGRAM)
+def test_a_program_of_a_user_runs_by_hand(site, user_dir):
+    (user_dir / "own.py").write_text(OWN_PROGRAM)
     environ = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}  # the package is for all tests
     argv = [sys.executable, "-S", "own.py", "--limit", "7"]  # without what this environment has installed
-    done = subprocess.run(argv, cwd=mine, env=environ, capture_output=True, text=True)
+    done = subprocess.run(argv, cwd=user_dir, env=environ, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("7\n", "")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_code_that_completes(site, mine, shell):
+def test_a_shell_gets_code_that_completes(site, user_dir, shell):
     pytest.importorskip("argcomplete")
-    done = collocate(site, mine, "completion", shell)
+    done = collocate(site, user_dir, "completion", shell)
     assert done.returncode == 0 and "_ARGCOMPLETE" in done.stdout and "collocate" in done.stdout

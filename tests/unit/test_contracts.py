@@ -98,8 +98,8 @@ def test_the_contracts_hold(tree: Path) -> None:
 
 
 def test_the_unit_tests_have_the_folders_of_the_code() -> None:
-    mine = PROJECT_DIR / "tests/unit"
-    folders = [path.relative_to(mine) for path in mine.rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    root = PROJECT_DIR / "tests/unit"
+    folders = [path.relative_to(root) for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__"]
     assert len(folders) >= 10
     for folder in folders:
         above = PROJECT_DIR if folder.parts[0] in ("listeners", "workloads") else PROJECT_DIR / "pipeline"

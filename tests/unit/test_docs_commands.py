@@ -70,8 +70,8 @@ def commands_of(path: Path) -> Iterator[str]:
 
 def kind_of(command: str) -> str | None:
     """Name the first kind of `KINDS` that the command is of."""
-    ours = " ".join(user_command.divide(command.split())[0])
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, ours)), None)
+    project_words = " ".join(user_command.divide(command.split())[0])
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, project_words)), None)
 
 
 COMMANDS = {
@@ -185,8 +185,8 @@ class IsReadError(Exception):
 def test_a_command_of_a_module_is_read(command: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parse = argparse.ArgumentParser.parse_args
 
-    def parse_only(parser: argparse.ArgumentParser, *given: object) -> None:
-        parse(parser, *given)  # type: ignore[call-overload]
+    def parse_only(parser: argparse.ArgumentParser, *words: object) -> None:
+        parse(parser, *words)  # type: ignore[call-overload]
         raise IsReadError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)

@@ -13,20 +13,20 @@ SUMMARY = "robroek: 3 groups, 3 ok; $(touch injected)"
 
 
 @pytest.fixture
-def said(monkeypatch) -> list[str]:
+def messages(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(execution.words, "say", lines.append)
     return lines
 
 
-def test_the_summary_is_one_word_and_a_variable(tmp_path, said):
+def test_the_summary_is_one_word_and_a_variable(tmp_path, messages):
     code = (
         "import os, sys; open(sys.argv[1], 'w').write('\\n'.join([*sys.argv[2:], os.environ['COLLOCATION_SUMMARY']]))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "told"), execution.SUMMARY_VARIABLE, "SUMMARY", "$HOME"]
     execution.run_end_command(command, SUMMARY)
     assert (tmp_path / "told").read_text().splitlines() == [execution.SUMMARY_VARIABLE, SUMMARY, "$HOME", SUMMARY]
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_the_summary_is_one_word_and_a_variable(tmp_path, said):
         (["/"], "Permission denied"),
     ],
 )
-def test_a_failure_is_only_noted(command, note, said, monkeypatch):
+def test_a_failure_is_only_noted(command, note, messages, monkeypatch):
     monkeypatch.setattr(execution, "_LIMIT_S", 0.1)
     execution.run_end_command(command, SUMMARY)
-    (line,) = said
+    (line,) = messages
     assert line.startswith("note: on_end: ") and note in line and "\n" not in line
 
 
-def test_a_program_that_leaves_a_process_behind_has_not_failed(said, monkeypatch):
+def test_a_program_that_leaves_a_process_behind_has_not_failed(messages, monkeypatch):
     monkeypatch.setattr(execution, "_LIMIT_S", 5.0)
     execution.run_end_command(["sh", "-c", "sleep 6 & exit 0"], SUMMARY)
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(("command", "name"), [(["no-such-program"], "'no-such-program'"), ([], "none")])

@@ -166,7 +166,7 @@ def test_the_page_of_configuration_has_every_key(compose):
     assert {schemas[name] for name in workloads} == set(schemas.values())
     options |= {"workload": workloads, "gpu": ["auto"], "listeners": [f"[{','.join(kinds('listeners'))}]"]}
     chosen = [
-        [f"{group}={every[i % len(every)]}" for group, every in options.items()]
+        [f"{group}={choices[i % len(choices)]}" for group, choices in options.items()]
         for i in range(max(map(len, options.values())))
     ]
     configs = compose(*chosen)

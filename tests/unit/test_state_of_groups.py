@@ -26,11 +26,11 @@ def library(tmp_path: Path) -> Iterator[NvmlLibrary]:
         yield library
 
 
-def begun(planned: Any) -> tuple[dict[str, str], list[str]]:
+def refresh_device(planned: Any) -> tuple[dict[str, str], list[str]]:
     """The details of the device of a group that begins, and what is said."""
-    said: list[str] = []
-    current = executor._refresh_device(planned, SimpleNamespace(warn_once=said.append))  # type: ignore[arg-type]
-    return current.device.facts.as_texts(), said
+    messages: list[str] = []
+    current = executor._refresh_device(planned, SimpleNamespace(warn_once=messages.append))  # type: ignore[arg-type]
+    return current.device.facts.as_texts(), messages
 
 
 def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) -> None:
@@ -38,11 +38,11 @@ def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) 
     library.change(settings=Settings(power_limit_w=700))
     (device,) = nvml.list_devices()
     planned = group("a", device=device)
-    assert begun(planned) == (device.facts.as_texts(), [])
+    assert refresh_device(planned) == (device.facts.as_texts(), [])
     library.change(settings=Settings(power_limit_w=500))
-    details, (said,) = begun(planned)
+    details, (message,) = refresh_device(planned)
     assert details == device.facts.as_texts() | {"power_limit_w": "500"}
-    assert said.startswith(
+    assert message.startswith(
         f"the state of {device.name} has changed since the study began (power limit 500 W, was 700 W), "
     )
 
@@ -51,12 +51,12 @@ def test_a_gpu_that_does_not_answer_and_a_group_that_is_skipped_stay_as_planned(
     (device,) = nvml.list_devices()
     planned = group("a", device=device)
     library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert begun(planned) == (device.facts.as_texts(), [])
+    assert refresh_device(planned) == (device.facts.as_texts(), [])
     library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert begun(dataclasses.replace(planned, skip_reason="no room")) == (device.facts.as_texts(), [])
-    assert "power_limit_w" not in begun(planned)[0]
+    assert refresh_device(dataclasses.replace(planned, skip_reason="no room")) == (device.facts.as_texts(), [])
+    assert "power_limit_w" not in refresh_device(planned)[0]
 
 
 def test_the_cpu_needs_no_driver() -> None:
     device = dataclasses.replace(group("a").device, kind="cpu", uuid="CPU-here")
-    assert begun(group("a", device=device)) == ({}, [])
+    assert refresh_device(group("a", device=device)) == ({}, [])

@@ -268,13 +268,13 @@ def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(j
     assert find_journals(tmp_path) == ()
 
 
-def as_another_user(monkeypatch, number=4242):
+def become_another_user(monkeypatch, number=4242):
     monkeypatch.setattr(os, "geteuid", lambda: number)
 
 
 def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, monkeypatch):
     journal.add("file", path=str(tmp_path / "a"))
-    as_another_user(monkeypatch)
+    become_another_user(monkeypatch)
     second_journal = Journal(tmp_path, UUID)
     with pytest.raises(JournalError, match="must clean up"):
         replay(second_journal)
@@ -285,7 +285,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
 
 def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
     (tmp_path / "collocation-journals-4242").mkdir()
-    as_another_user(monkeypatch)
+    become_another_user(monkeypatch)
     with pytest.raises(JournalError, match="is not a folder, or other users can write"):
         Journal(tmp_path, UUID).add("file", path="x")
 

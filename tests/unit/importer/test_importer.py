@@ -182,9 +182,9 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
 )
 def test_rows_that_cannot_be_taken_are_named(tmp_path, capsys, rows, lines, reason):
     assert import_table(tmp_path, [*rows, job(9)]) == 1
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not imported")]
-    assert [int(line.split()[3].rstrip(":")) for line in said] == lines
-    assert any(reason in line for line in said)
+    refusals = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not imported")]
+    assert [int(line.split()[3].rstrip(":")) for line in refusals] == lines
+    assert any(reason in line for line in refusals)
     blocks = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["blocks"]
     assert len(blocks) == 1
 
@@ -228,7 +228,7 @@ def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "kept", "note"),
+    ("devices", "expected", "note"),
     [
         ("1", ["1"], "note: Devices 1: kept as gpu.device"),
         ("2.0", ["2"], "note: Devices 2: kept as gpu.device"),
@@ -237,12 +237,12 @@ def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list
         ("", ["auto"], ""),
     ],
 )
-def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, devices, kept, note):
+def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, devices, expected, note):
     assert import_table(tmp_path, [job(1, devices=devices), job(2, "MPS", devices=devices)]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "Devices" in line]
     assert [line.startswith(note) for line in lines] == [True] * bool(note)
     configs = configs_of(arguments_to_run(tmp_path))
-    assert [config.gpu.device for config in configs] == kept * 2
+    assert [config.gpu.device for config in configs] == expected * 2
     chosen = configs_of(arguments_to_run(tmp_path, "gpu=simulated_a100_40gb"))
     assert [config.gpu.device for config in chosen] == ["auto"] * 2
 
@@ -251,8 +251,8 @@ def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, 
 def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     rows = [job(number, devices=str(device)) for number, device in enumerate([0, 2, 10, 2])]
     assert import_table(tmp_path, rows) == 0
-    said = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), because "
-    assert said in capsys.readouterr().err
+    note = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), because "
+    assert note in capsys.readouterr().err
     assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
     assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
     assert "Devices cuda is not a GPU; use an index or UUID" in capsys.readouterr().err
@@ -266,8 +266,8 @@ def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
         [1, 1, "no sharing", "FINISHED", "a1b2", *common, "smi+free", known, "nsys profile -o x"],
         [2, 1, "again", "", "", *common, "smi+top+nsys", "--lr 0.1", ""],
     ]
-    said = notes_of(tmp_path, capsys, rows, header)
-    assert [line for line in said.splitlines() if line.startswith("note: ")] == [
+    notes = notes_of(tmp_path, capsys, rows, header)
+    assert [line for line in notes.splitlines() if line.startswith("note: ")] == [
         "note: Devices 0: replaced by gpu.device=auto, which is the first GPU or the GPU of the allocation",
         "note: Listeners free: not kept, because this project has no counterpart",
         "note: Listeners nsys: not kept; run with profiler=nsys",

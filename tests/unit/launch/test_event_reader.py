@@ -63,14 +63,14 @@ def figures(row: GroupResult) -> dict[str, float]:
     return {name: values[name] for name in names if name in values}
 
 
-def at(lines: Lines, kind: str, number: int) -> int:
+def find_index(lines: Lines, kind: str, number: int) -> int:
     """Index of a line of a kind."""
     return [index for index, line in enumerate(lines) if line["event"] == kind][number]
 
 
 def changed(kind: str, number: int, **values: Any) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
-        index = at(lines, kind, number)
+        index = find_index(lines, kind, number)
         return [*lines[:index], lines[index] | values, *lines[index + 1 :]]
 
     return change
@@ -78,19 +78,19 @@ def changed(kind: str, number: int, **values: Any) -> Callable[[Lines], Lines]:
 
 def shifted(kind: str, number: int, seconds: float) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
-        index = at(lines, kind, number)
+        index = find_index(lines, kind, number)
         return changed(kind, number, t_ns=int(lines[index]["t_ns"] + seconds * S))(lines)
 
     return change
 
 
-def each_twice(*kinds: str) -> Callable[[Lines], Lines]:
+def repeat_lines(*kinds: str) -> Callable[[Lines], Lines]:
     return lambda lines: [line for line in lines for _ in range(1 + (line["event"] in kinds))]
 
 
 def added(after: tuple[str, int], line: dict[str, Any]) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
-        index = at(lines, *after) + 1
+        index = find_index(lines, *after) + 1
         return [*lines[:index], line, *lines[index:]]
 
     return change
@@ -98,24 +98,24 @@ def added(after: tuple[str, int], line: dict[str, Any]) -> Callable[[Lines], Lin
 
 def moved(kind: str, number: int, to: int) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
-        index = at(lines, kind, number)
+        index = find_index(lines, kind, number)
         rest = [*lines[:index], *lines[index + 1 :]]
         return [*rest[:to], lines[index], *rest[to:]]
 
     return change
 
 
-def with_second_writer(lines: Lines) -> Lines:
+def add_second_writer(lines: Lines) -> Lines:
     """A second process of the job does the same, 30 ms later, into the same file."""
     second_writer = [line | {"t_ns": line["t_ns"] + 30_000_000} for line in lines if line["event"] in ("step", "epoch")]
     return sorted([*lines, *second_writer], key=lambda line: line["t_ns"])
 
 
 WRONG = {
-    "each step twice": each_twice("step"),
-    "each epoch twice": each_twice("epoch"),
-    "every line twice": each_twice("step", "epoch", "metric", "started", "phase"),
-    "two writers": with_second_writer,
+    "each step twice": repeat_lines("step"),
+    "each epoch twice": repeat_lines("epoch"),
+    "every line twice": repeat_lines("step", "epoch", "metric", "started", "phase"),
+    "two writers": add_second_writer,
     "a negative validation": changed("epoch", 2, metrics={"validation_s": -100}),
     "a validation that is no number": changed("epoch", 2, metrics={"validation_s": float("nan")}),
     "an endless validation": changed("epoch", 2, metrics={"validation_s": 1e300}),
@@ -244,7 +244,7 @@ def test_what_comes_after_the_job_said_that_it_is_done_is_not_its_work(tmp_path)
 
 
 def test_the_reasons_are_counted_and_bounded(tmp_path):
-    lines = each_twice("step", "epoch", "metric", "started", "phase")(honest())
+    lines = repeat_lines("step", "epoch", "metric", "started", "phase")(honest())
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "x" * 3_000_000 + "\nnothing\n[]\n")
     damages = event_reader.read(path, Lifetime(released_ns=S)).damages

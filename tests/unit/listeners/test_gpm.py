@@ -86,13 +86,13 @@ class GpmLibrary(NvmlLibrary):
 
     def take(self, handle: Any, sample: Any) -> int:
         assert self.whole_gpu(handle)[1].uuid == UUID
-        return self._taken(sample, None)
+        return self._fill(sample, None)
 
     def take_of_instance(self, handle: Any, gi_id: Any, sample: Any) -> int:
         assert self.whole_gpu(handle)[1].uuid == UUID, "the handle of the GPU is wanted, not that of a MIG device"
-        return self._taken(sample, int(gi_id))
+        return self._fill(sample, int(gi_id))
 
-    def _taken(self, sample: Any, gi_id: int | None) -> int:
+    def _fill(self, sample: Any, gi_id: int | None) -> int:
         if gi_id not in self.values:
             return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
         buffer = self._buffer(sample)
@@ -237,14 +237,14 @@ def test_the_first_value_is_not_kept_waiting_for_an_interval(library: GpmLibrary
 
 def test_a_tick_too_close_to_the_one_before_is_left_out(library: GpmLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """What NVML would refuse: the tick after a late one comes after less than 100 ms."""
-    monkeypatch.setattr("listeners.base.ticks", lambda stop, _interval_ns: _every(stop, 0.04))
+    monkeypatch.setattr("listeners.base.ticks", lambda stop, _interval_ns: _tick(stop, 0.04))
     sink = Collected()
     with GpmListener(200).observe(OneDevice(), sink):
         wait_until(lambda: len(sink) >= 4)
     assert min(end_ns - begin_ns for begin_ns, end_ns in library.taken_ns) > 100e6
 
 
-def _every(stop: Any, seconds: float) -> Iterator[int]:
+def _tick(stop: Any, seconds: float) -> Iterator[int]:
     yield 0
     while not stop.wait(seconds):
         yield 1

@@ -77,7 +77,7 @@ class TestNvmlListener(GpuListenerContract):
             GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(instance,))
             for start, number in enumerate((7, 8, 9))
         )
-        processes = (_on(7, 500), _on(7, 20), _on(8, 300), _on(9, 1))
+        processes = (_make_process(7, 500), _make_process(7, 20), _make_process(8, 300), _make_process(9, 1))
         library.change(mig_current=True, mig_pending=True, instances=instances, processes=processes)
         group, sink = OneDevice(), Collected()
         group.slots = tuple(Slot(visible_devices="MIG-x", gi_id=number) for number in (7, 8))
@@ -199,7 +199,7 @@ def _observe_utilization(group: OneDevice) -> dict[int, tuple[float, float]]:
     }
 
 
-def _on(instance: int, memory_mib: int) -> Process:
+def _make_process(instance: int, memory_mib: int) -> Process:
     """A process on the only MIG device of a GPU instance."""
     return Process(
         pid=1000 + memory_mib, name="", memory_mib=memory_mib, gpu_instance_id=instance, compute_instance_id=0

@@ -34,7 +34,7 @@ IN_CODE, PROGRAM = secret_forms.program()
 def recorded_texts(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     """Everything that a failed group with all of the secrets leaves behind, by the path of the file."""
     folder = tmp_path_factory.mktemp("recorded")
-    words = secret_forms.all_words()
+    words = secret_forms.list_words()
     script = folder / "program" / "train.py"
     script.parent.mkdir()
     script.write_text(PROGRAM)
@@ -44,9 +44,9 @@ def recorded_texts(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     overrides = [
         "workload=script",
         f"workload.script={script}",
-        f"workload.args={secret_forms.in_hydra(words)}",
+        f"workload.args={secret_forms.format_for_hydra(words)}",
         *(f"+workload.environ.{name}='{secret}'" for secret, name in VARIABLES.items()),
-        *(f"+workload.flags.opt{n}={secret_forms.in_hydra(words)}" for n, words in enumerate(FORMS.values())),
+        *(f"+workload.flags.opt{n}={secret_forms.format_for_hydra(words)}" for n, words in enumerate(FORMS.values())),
         "tracking.uri='https://me:s3cr3t-uri@mlflow.example.org'",
         "degree=1",
     ]
@@ -114,7 +114,7 @@ def test_a_name_that_only_looks_like_that_of_a_secret_hides_nothing(tmp_path):
     overrides = ["workload=script", "workload.script=tests/toys/no_such", "degree=1"]
     (tmp_path / "train.py").write_text("print(1)\n")
     overrides[1] = f"workload.script={tmp_path / 'train.py'}"
-    overrides += [f"+workload.flags.{name}={secret_forms.in_hydra([value])}" for name, value in values.items()]
+    overrides += [f"+workload.flags.{name}={secret_forms.format_for_hydra([value])}" for name, value in values.items()]
     configs = config_reader.read([composed(overrides)])
     (group,) = planning.build_plan(configs, inventory_of(configs), is_sweep=False).groups
     with Spool(tmp_path, Recorded(), {}, {}).open(group) as run:

@@ -273,7 +273,7 @@ def test_a_table_has_model_data_set_and_size_of_each_workload_once():
     small = params("robroek_small", model="resnet26", **{"job.parameters": 15_995_176})
     script = {"workload": "script"}
     table = table_of(
-        "workloads", study(*(copies("naive", 2, 9.0, own=job_params) for job_params in (large, small, script)))
+        "workloads", study(*(copies("naive", 2, 9.0, job_params=job_params) for job_params in (large, small, script)))
     )
     assert table.columns == ("workload", "model", "data set", "batch size", "parameters", "samples per epoch")
     assert [values[:2] for values in table.rows] == [
@@ -305,9 +305,9 @@ def test_cases_that_differ_in_one_number_are_drawn_against_it_a_line_a_mode_and_
     rows = []
     for batch, rate in ((32, 100.0), (64, 150.0), (512, 200.0)):
         job_params = params(batch_size=batch)
-        rows.append(copies("serial", 1, rate, own=job_params))
-        rows.append(copies("mps", 2, 0.8 * rate, own=job_params, metrics={"memory_peak_mib": 10.0 * batch}))
-        rows.append(copies("naive", 2, rate, own=job_params, result=Result.OK if batch < 512 else Result.OOM))
+        rows.append(copies("serial", 1, rate, job_params=job_params))
+        rows.append(copies("mps", 2, 0.8 * rate, job_params=job_params, metrics={"memory_peak_mib": 10.0 * batch}))
+        rows.append(copies("naive", 2, rate, job_params=job_params, result=Result.OK if batch < 512 else Result.OOM))
     named_sketches = sketches(*rows)
     assert list(named_sketches) == ["against batch size resnet26_cifar10"]
     drawn = panels(named_sketches["against batch size resnet26_cifar10"])
@@ -325,7 +325,7 @@ def test_values_that_grow_far_have_a_logarithmic_axis_and_labels_that_do_not_tou
     sizes = (32, 64, 96, 128, 256, 512)
     degrees = (("serial", 1), ("naive", 4), ("mps", 2), ("mps", 4))
     rows = [
-        copies(mode, degree, 9.0, own=params(batch_size=size), metrics={"memory_peak_mib": 9.0})
+        copies(mode, degree, 9.0, job_params=params(batch_size=size), metrics={"memory_peak_mib": 9.0})
         for size in sizes
         for mode, degree in degrees
     ]
@@ -338,15 +338,15 @@ def test_values_that_grow_far_have_a_logarithmic_axis_and_labels_that_do_not_tou
 
 
 def test_two_values_or_two_params_that_change_at_once_make_no_line() -> None:
-    two = [copies("serial", 1, 1.0, own=params(batch_size=batch)) for batch in (32, 64)]
+    two = [copies("serial", 1, 1.0, job_params=params(batch_size=batch)) for batch in (32, 64)]
     assert sketches(*two) == {}
-    both = [copies("serial", 1, 1.0, own=params(batch_size=n, image_px=n)) for n in (32, 64, 128)]
+    both = [copies("serial", 1, 1.0, job_params=params(batch_size=n, image_px=n)) for n in (32, 64, 128)]
     assert sketches(*both) == {}
 
 
 def test_points_of_many_modes_at_few_values_make_no_figure() -> None:
-    rows = [copies("serial", 1, 1.0, own=params(batch_size=batch)) for batch in (4, 12, 24, 48)]
-    rows += [copies(mode, 1, 1.0, own=params(batch_size=batch)) for mode, batch in (("mps", 4), ("naive", 12))]
+    rows = [copies("serial", 1, 1.0, job_params=params(batch_size=batch)) for batch in (4, 12, 24, 48)]
+    rows += [copies(mode, 1, 1.0, job_params=params(batch_size=batch)) for mode, batch in (("mps", 4), ("naive", 12))]
     assert sketches(*rows) == {}
     assert list(sketches(*rows[:4])) == ["against batch size resnet26_cifar10"]
 
@@ -354,7 +354,7 @@ def test_points_of_many_modes_at_few_values_make_no_figure() -> None:
 def test_two_swept_params_are_each_drawn_for_every_value_of_the_other() -> None:
     grid = [(batch, tokens) for batch in (1, 2, 4) for tokens in (32, 64, 128)]
     rows = [
-        copies("serial", 1, float(batch * tokens), own=params("bert", batch_size=batch, sequence_tokens=tokens))
+        copies("serial", 1, float(batch * tokens), job_params=params("bert", batch_size=batch, sequence_tokens=tokens))
         for batch, tokens in grid
     ]
     assert list(sketches(*rows)) == [
@@ -364,7 +364,9 @@ def test_two_swept_params_are_each_drawn_for_every_value_of_the_other() -> None:
 
 
 def test_a_flag_of_a_script_is_a_parameter_too() -> None:
-    rows = [copies("serial", 1, 1.0, own={"workload": "train", "args": f"--lr {lr}"}) for lr in ("0.1", "0.2", "0.4")]
+    rows = [
+        copies("serial", 1, 1.0, job_params={"workload": "train", "args": f"--lr {lr}"}) for lr in ("0.1", "0.2", "0.4")
+    ]
     assert list(sketches(*rows)) == ["against lr train"]
 
 
@@ -443,8 +445,8 @@ def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -
 
 
 def test_a_line_ends_at_a_value_that_its_mode_was_not_measured_at() -> None:
-    rows = [copies("serial", 1, 1.0 * batch, own=params(batch_size=batch)) for batch in (16, 32, 64, 128)]
-    rows += [copies("naive", 1, 2.0 * batch, own=params(batch_size=batch)) for batch in (16, 64, 128)]
+    rows = [copies("serial", 1, 1.0 * batch, job_params=params(batch_size=batch)) for batch in (16, 32, 64, 128)]
+    rows += [copies("naive", 1, 2.0 * batch, job_params=params(batch_size=batch)) for batch in (16, 64, 128)]
     (sketch,) = sketches(*rows).values()
     complete, broken = lines(panels(sketch)["throughput of all jobs"])
     assert complete == [(16, 16), (32, 32), (64, 64), (128, 128)]
@@ -482,7 +484,7 @@ def test_the_step_time_of_a_training_is_drawn() -> None:
 
 
 def test_lines_of_several_profiles_differ_in_colour_marker_and_dashes() -> None:
-    rows = [copies("serial", 1, 9.0, own=params(batch_size=batch)) for batch in (16, 32, 64)]
+    rows = [copies("serial", 1, 9.0, job_params=params(batch_size=batch)) for batch in (16, 32, 64)]
     for batch, profile in itertools.product((16, 32, 64), ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")):
         jobs = (job(0, params(batch_size=batch), 1.0, place={"mig_profile": profile}),)
         rows.append(row("mig", jobs, options={"profile": profile}, profiles=(profile,), detail=profile))

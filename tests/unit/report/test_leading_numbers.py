@@ -315,7 +315,7 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         environment_params = [params(environment_digest=digest) for digest in digests]
         return study(
             *(
-                copies("naive", n, 1000.0, own=job_params, facts=facts)
+                copies("naive", n, 1000.0, job_params=job_params, facts=facts)
                 for n, job_params in enumerate(environment_params, 1)
             )
         )
@@ -330,8 +330,8 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
 
 
 def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
-    rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
-    rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
+    rows = [copies("serial", 1, 10.0, job_params=params(f"work{number}")) for number in range(6)]
+    rows += [copies("mps", 2, 20.0 + number, job_params=params(f"work{number}")) for number in range(6)]
     report_study = study(*rows)
     (note,) = [
         line for line in list_doubts(report_study, make_cells(report_study)) if "exceeds the number of jobs" in line

@@ -103,7 +103,7 @@ def test_a_board_has_a_study_of_each_kind(read) -> None:
 
 
 def make_environment_row(digest: str, lock: str, **changes: Any) -> Row:
-    group_row = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
+    group_row = copies("naive", 2, 9.0, job_params=params(environment_digest=digest), **changes)
     return dataclasses.replace(group_row, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in group_row.jobs))
 
 
@@ -136,7 +136,7 @@ def test_an_environment_goes_without_saying_where_there_is_one_or_an_option_tell
     report_study = study(*alone)
     assert (report_study.rows[0].jobs[0].label, report_study.environments) == ("resnet26_cifar10 bs128", ())
     both = [
-        copies("naive", 2, 9.0, own=params(environment_digest=name, lr=rate), start_ms=n)
+        copies("naive", 2, 9.0, job_params=params(environment_digest=name, lr=rate), start_ms=n)
         for n, (name, rate) in enumerate((("with a==1", 1), ("with a==2", 2)))
     ]
     assert {row.jobs[0].label for row in study(*both).rows} == {f"resnet26_cifar10 bs128 lr={rate}" for rate in (1, 2)}

@@ -146,8 +146,12 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
     modes = [("serial", 1, 10.0), ("naive", 2, 8.0)]
     fp32, bf16 = params(precision="fp32"), params(precision="bf16")
     rows = [
-        *(copies(m, d, r * (1 + b / 100), b, own=fp32, gpu_uuid=first) for b in range(1, 6) for m, d, r in modes),
-        *(copies(m, d, r, b, own=bf16, gpu_uuid=second) for b in (6, 7) for m, d, r in modes),
+        *(
+            copies(m, d, r * (1 + b / 100), b, job_params=fp32, gpu_uuid=first)
+            for b in range(1, 6)
+            for m, d, r in modes
+        ),
+        *(copies(m, d, r, b, job_params=bf16, gpu_uuid=second) for b in (6, 7) for m, d, r in modes),
     ]
     content = make_content(study(*rows))
     *_, won, sure = write_answer(content.study, content.cells, content.winners)
@@ -159,7 +163,7 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
 @pytest.mark.slow
 def test_precisions_are_lines_and_rows_of_their_own() -> None:
     precision_rows = [
-        copies(mode, degree, rate, block, own=params(precision=precision))
+        copies(mode, degree, rate, block, job_params=params(precision=precision))
         for block in (1, 2)
         for precision in ("default", "bf16")
         for mode, degree, rate in (("serial", 1, 9.0), ("mps", 2, 8.0))
@@ -366,7 +370,7 @@ def test_a_panel_that_no_group_has_is_left_out_and_a_missing_figure_of_some_is_s
 def test_a_steady_window_is_told_by_rates_and_not_by_its_own_length() -> None:
     job_params = params(**{"job.samples_per_epoch": ""})
     rows = [
-        copies(scenario, degree, 10.0, own=job_params, metrics={"makespan_s": 5.0})
+        copies(scenario, degree, 10.0, job_params=job_params, metrics={"makespan_s": 5.0})
         for scenario, degree in (("serial", 1), ("naive", 2))
     ]
     svg = get_svg(make_content(study(*rows)), "workload")

@@ -100,7 +100,7 @@ def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own
     def case(number: int, gpu: str, block: int) -> list[Row]:
         job_params = params(f"workload{number}")
         facts = {"plan": "p", "case": str(number), "plan_groups": "8", "shard": "1"}
-        more: dict[str, Any] = {"gpu_uuid": gpu, "facts": facts, "own": job_params, "block": block}
+        more: dict[str, Any] = {"gpu_uuid": gpu, "facts": facts, "job_params": job_params, "block": block}
         return [copies("serial", 1, 10.0, **more), copies("naive", 2, 6.0, **more)]
 
     selected_study = study(*case(1, "GPU-1", 1), *case(2, "GPU-2", 1), *case(1, "GPU-1", 2), *case(2, "GPU-1", 2))
@@ -382,11 +382,11 @@ def test_two_precisions_that_ran_apart_stand_beside_each_other() -> None:
     pairs = (("serial", 1), ("naive", 2))
     job_params = params(precision="bf16")
     first = [
-        copies(*pair, 9.0, block, own=params(precision="default"), start="first", settings=settings("5 s"))
+        copies(*pair, 9.0, block, job_params=params(precision="default"), start="first", settings=settings("5 s"))
         for block in (1, 2)
         for pair in pairs
     ]
-    other = {"own": job_params, "boot_id": "boot-2", "settings": settings("20 s")}
+    other = {"job_params": job_params, "boot_id": "boot-2", "settings": settings("20 s")}
     second = [
         copies(*pair, 18.0, block, start_ms=9_000_000, start="second", **other) for block in (1, 2) for pair in pairs
     ]
@@ -403,7 +403,7 @@ def test_two_precisions_that_ran_apart_stand_beside_each_other() -> None:
 
 def test_two_precisions_of_one_boot_share_their_blocks() -> None:
     first = [copies(mode, 2, 9.0, start="first") for mode in ("naive", "mps")]
-    second = [copies(mode, 2, 9.0, start="second", own=params(precision="bf16")) for mode in ("naive", "mps")]
+    second = [copies(mode, 2, 9.0, start="second", job_params=params(precision="bf16")) for mode in ("naive", "mps")]
     (block,) = study(*first, *second).blocks
     assert (block.num_groups, block.num_expected, block.num_missing) == (4, 4, 0)
 

@@ -85,10 +85,10 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
     graph = params(step_mode="cuda_graph")
     rows = [
         copies("serial", 1, 1000.0),
-        copies("serial", 1, 4000.0, own=graph),
+        copies("serial", 1, 4000.0, job_params=graph),
         copies("naive", 7, 600.0),
-        copies("serial", 1, 50.0, own=params("other")),
-        copies("naive", 7, 40.0, own=params("other")),
+        copies("serial", 1, 50.0, job_params=params("other")),
+        copies("naive", 7, 40.0, job_params=params("other")),
     ]
     cells = make_cells(study(*rows))
     naive = cell(cells, "naive", 7, "resnet26")
@@ -572,7 +572,7 @@ def make_five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
     rows = []
     for block, scatter in enumerate((1.0, 1.004, 0.996, 1.002, 0.998), start=1):
         rows.append(make_measured_row("serial", 1, 1000.0, 0.1, block))
-        rows.append(make_measured_row("serial", 1, 2500.0, 0.05, block, own=GRAPH))
+        rows.append(make_measured_row("serial", 1, 2500.0, 0.05, block, job_params=GRAPH))
         rows.append(make_measured_row("naive", 2, 600.0, naive_j * scatter, block))
         rows.append(make_measured_row("mps", 2, 800.0, mps_j / scatter, block))
     return rows

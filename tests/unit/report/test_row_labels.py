@@ -18,7 +18,7 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
     programs = [{"workload": "train", "script": "train.py", **flags} for flags in (
         {"flags.bs": "20"}, {"args": "--bs 30 --amp"}, {"args": "--bs 30"},
     )]  # fmt: skip
-    rows = [copies("naive", 2, 5.0, own=job_params, facts={"plan": str(job_params)}) for job_params in programs]
+    rows = [copies("naive", 2, 5.0, job_params=job_params, facts={"plan": str(job_params)}) for job_params in programs]
     read_rows = study(*rows).rows
     assert {r.jobs[0].label for r in read_rows} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
     assert {r.name for r in read_rows} == {
@@ -31,7 +31,9 @@ def test_a_label_says_only_what_differs_within_the_study() -> None:
     def list_labels(*changes: dict[str, str]) -> list[str]:
         return [
             r.jobs[0].label
-            for r in study(*(copies("serial", 1, 9.0, own=params(**changed_params)) for changed_params in changes)).rows
+            for r in study(
+                *(copies("serial", 1, 9.0, job_params=params(**changed_params)) for changed_params in changes)
+            ).rows
         ]
 
     assert list_labels({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
@@ -44,7 +46,7 @@ def test_a_label_says_only_what_differs_within_the_study() -> None:
 
 
 def test_programs_that_share_a_label_are_told_apart() -> None:
-    rows = [copies("serial", 1, 5.0, own=params(learning_rate=rate)) for rate in (0.1, 0.05)]
+    rows = [copies("serial", 1, 5.0, job_params=params(learning_rate=rate)) for rate in (0.1, 0.05)]
     rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
     names = sorted(r.jobs[0].label for r in study(*rows).rows)
     assert [name for name in names if "resnet26" in name] == [

@@ -386,7 +386,7 @@ def test_an_error_names_the_launcher_that_was_chosen(
 
 
 @pytest.fixture
-def asked_of(compose, tmp_path: Path):
+def make_request(compose, tmp_path: Path):
     """A dry run of a study on simulated GPUs of one model."""
     with UndoStack() as stack:
 
@@ -405,17 +405,17 @@ def asked_of(compose, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("num_shards", "beside"), [(2, 1), (5, 2)])
-def test_no_more_gpus_count_as_at_work_than_there_are_shards(asked_of, monkeypatch, num_shards, beside) -> None:
+def test_no_more_gpus_count_as_at_work_than_there_are_shards(make_request, monkeypatch, num_shards, beside) -> None:
     shown: list[int] = []
     monkeypatch.setattr(
         local_gpus, "preview", lambda *planned: shown.extend(a.config.gpu.other_gpus for a, *_ in planned)
     )
-    local_gpus.run(asked_of(3, f"repeats={num_shards}", "dry_run=true"), UndoStack(), "all")
+    local_gpus.run(make_request(3, f"repeats={num_shards}", "dry_run=true"), UndoStack(), "all")
     assert shown == [beside]
 
 
-def test_a_dry_run_of_several_plans_is_one_json_list(asked_of, capsys) -> None:
-    assert company.run(asked_of(2, "dry_run=json"), UndoStack(), "all") == 0
+def test_a_dry_run_of_several_plans_is_one_json_list(make_request, capsys) -> None:
+    assert company.run(make_request(2, "dry_run=json"), UndoStack(), "all") == 0
     alone, in_company = json.loads(capsys.readouterr().out)
     assert [group["name"] for group in alone["groups"]] == [group["name"] for group in in_company["groups"]]
     assert alone["plan"] != in_company["plan"]

@@ -43,8 +43,8 @@ def run_dcgmi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Dcgm
     def call(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         status = dcgmi.main(["--state-file", str(state_file.path), *arguments])
-        said = capsys.readouterr()
-        return status, said.out + said.err
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
 
     return call
 
@@ -200,8 +200,8 @@ def test_entities_are_counted_by_dcgm_and_asked_for_by_its_number(state_file: St
         "i:7,i:8,gpu:1": ["GPU 1", "GPU-I 8", "GPU-I 7"],
         "": ["GPU 0", "GPU 1"],
     }.items():
-        wanted = ["-i", targets] if targets else []
-        status, text = run_dcgmi("dmon", "-e", "1001", *wanted, "-d", "1", "-c", "1")
+        options = ["-i", targets] if targets else []
+        status, text = run_dcgmi("dmon", "-e", "1001", *options, "-d", "1", "-c", "1")
         assert (status, [line[:16].strip() for line in text.splitlines()[2:]]) == (0, labels)
     status, text = run_dcgmi("dmon", "-e", "1001", "-i", "i:2", "-c", "1")
     assert (status, text) == (255, "Error: the host engine has no entity i:2.\n")
@@ -346,24 +346,24 @@ IDLE = {
 }
 
 
-class Told:
+class FixedSource:
     """A source that knows of the whole GPU what it is told, and of an instance that SMs are active by its slices."""
 
-    def __init__(self, whole: tuple[tuple[str, float], ...]) -> None:
-        self._whole = dict(whole)
+    def __init__(self, values: tuple[tuple[str, float], ...]) -> None:
+        self._values = dict(values)
 
     def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
         assert 0 <= time.monotonic_ns() - t_ns < 10e9
         if instance is not None:
             return instance.size / 8 if quantity is Quantity.SMACT else None
-        return self._whole.get(quantity)
+        return self._values.get(quantity)
 
 
 @pytest.fixture
 def source(state_file: StateFile) -> StateFile:
     """An H100 whose source knows what IDLE says, and some of its counters."""
-    told = IDLE | {Quantity.GRACT: 0.75, Quantity.PCIE_OUT: 2.0}
-    _set_sources(state_file, Spec(target=f"{__name__}.Told", options=(("whole", tuple(told.items())),)))
+    values = IDLE | {Quantity.GRACT: 0.75, Quantity.PCIE_OUT: 2.0}
+    _set_sources(state_file, Spec(target=f"{__name__}.FixedSource", options=(("values", tuple(values.items())),)))
     return state_file
 
 
@@ -393,14 +393,14 @@ def test_nvml_gives_what_the_source_says_in_its_own_units(source: StateFile) -> 
 
 
 def test_a_reading_that_the_source_lacks_is_not_supported(source: StateFile) -> None:
-    _set_sources(source, Spec(target=f"{__name__}.Told", options=(("whole", (("power_w", 80.0),)),)))
+    _set_sources(source, Spec(target=f"{__name__}.FixedSource", options=(("values", (("power_w", 80.0),)),)))
     with install_driver(source.path), nvml.session():
         read = gpu_reader.GpuReader(source.read().gpus[0].uuid).quantities()
     assert [name for name in read if "Memory" not in name] == ["nvmlDeviceGetPowerUsage"]
 
 
 def test_the_first_source_that_knows_a_reading_gives_it(source: StateFile) -> None:
-    first = Spec(target=f"{__name__}.Told", options=(("whole", (("temperature_c", 55.0),)),))
+    first = Spec(target=f"{__name__}.FixedSource", options=(("values", (("temperature_c", 55.0),)),))
     _set_sources(source, first, *source.read().sources)
     with install_driver(source.path), nvml.session():
         read = gpu_reader.GpuReader(source.read().gpus[0].uuid).quantities()
@@ -410,7 +410,7 @@ def test_the_first_source_that_knows_a_reading_gives_it(source: StateFile) -> No
 @pytest.mark.parametrize("kind", ["C", "M+C"])
 def test_processes_have_equal_utilisation_and_of_mps_only_the_server(source: StateFile, kind: str) -> None:
     used = (("utilization_gpu_pct", 90.0), ("utilization_memory_pct", 30.0))
-    _set_sources(source, Spec(target=f"{__name__}.Told", options=(("whole", used),)))
+    _set_sources(source, Spec(target=f"{__name__}.FixedSource", options=(("values", used),)))
     processes = tuple(Process(pid=pid, name="", memory_mib=9, kind=kind) for pid in (1, 2))
     with source.change() as cell:
         processes += (Process(pid=3, name="nvidia-cuda-mps-server", memory_mib=9),)
@@ -461,22 +461,22 @@ def _gract_and_smact(take: Callable[[object], object]) -> list[float | None]:
     return [None if metric.nvmlReturn else metric.value for metric in answer]
 
 
-@pytest.mark.parametrize(("profile_id", "told"), [("2", [None, 50.0]), ("0", [None, None])], ids=["3c", "1c"])
+@pytest.mark.parametrize(("profile_id", "expected"), [("2", [None, 50.0]), ("0", [None, None])], ids=["3c", "1c"])
 def test_gpm_of_a_mig_device_is_that_of_its_instance_if_it_has_all_of_it(
-    source: StateFile, profile_id: str, told: list[float | None]
+    source: StateFile, profile_id: str, expected: list[float | None]
 ) -> None:
     assert _smi(source, "-mig", "1") == _smi(source, "mig", "-cgi", "9") == 0
     assert _smi(source, "mig", "-cci", profile_id) == 0
     with install_driver(source.path), nvml.session():
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
-        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, mig)) == told
+        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, mig)) == expected
 
 
 def test_nvidia_smi_prints_the_recorded_line(source: StateFile, capsys: pytest.CaptureFixture[str]) -> None:
     columns = ("power.draw", "utilization.gpu", "pstate", "clocks.sm", "temperature.gpu", "clocks_event_reasons.active")
     command, recorded, _ = recording("query_nounits.txt")
-    asked = next(word for word in command if word.startswith("--query-gpu=")).removeprefix("--query-gpu=").split(",")
-    cells = dict(zip(asked, recorded.splitlines()[-1].split(", "), strict=True))
+    fields = next(word for word in command if word.startswith("--query-gpu=")).removeprefix("--query-gpu=").split(",")
+    cells = dict(zip(fields, recorded.splitlines()[-1].split(", "), strict=True))
     assert _smi(source, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits") == 0
     assert capsys.readouterr().out.strip().split(", ") == [cells[column] for column in columns]
     assert _smi(source, "--query-gpu=power.draw,temperature.memory", "--format=csv,noheader") == 0

@@ -49,7 +49,7 @@ def _make(driver: Driver, *profile_ids: int) -> list[tuple[int, int]]:
     return [(instance.id, instance.start) for instance in instances]
 
 
-def _only_mig_uuid(gpu: Gpu) -> str:
+def _read_mig_uuid(gpu: Gpu) -> str:
     ((instance, ci),) = queries.mig_devices(gpu)
     return mig_uuid(gpu, instance, ci)
 
@@ -141,8 +141,8 @@ def test_after_4g_one_3g_is_left(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_40gb")
     _make(driver, 5)
     model, gpu = mig_table.find("a100_40gb"), driver.state().gpus[0]
-    left = {p.name: queries.remaining_capacity(model, gpu.instances, p) for p in model.profiles}
-    assert left == {"1g.5gb": 3, "1g.5gb+me": 1, "1g.10gb": 2, "2g.10gb": 1, "3g.20gb": 1, "4g.20gb": 0, "7g.40gb": 0}
+    counts = {p.name: queries.remaining_capacity(model, gpu.instances, p) for p in model.profiles}
+    assert counts == {"1g.5gb": 3, "1g.5gb+me": 1, "1g.10gb": 2, "2g.10gb": 1, "3g.20gb": 1, "4g.20gb": 0, "7g.40gb": 0}
 
 
 def test_media_engines_belong_to_one_instance(state_file: StateFile) -> None:
@@ -294,7 +294,7 @@ def test_memory_is_charged_to_the_instance(state_file: StateFile, sleeper: int) 
     gi = driver.create_gpu_instance(0, 19)
     driver.create_compute_instance(0, gi.id)
     gpu = driver.state().gpus[0]
-    device = _only_mig_uuid(gpu)
+    device = _read_mig_uuid(gpu)
     clients.hold(device, sleeper, "sleep", 9984)
     assert _refusal(lambda: clients.hold(device, sleeper, "sleep", 9985)) == codes.MEMORY
     assert _refusal(lambda: clients.hold(device, os.getpid(), "python", 1)) == codes.MEMORY
@@ -380,7 +380,7 @@ def test_the_file_holds_everything(state_file: StateFile, sleeper: int) -> None:
     driver = _driver(state_file, "a100_80gb", faults=(Fault(function="nvmlShutdown", code=999),))
     gi = driver.create_gpu_instance(0, 9)
     driver.create_compute_instance(0, gi.id, 2)
-    Clients(state_file).hold(_only_mig_uuid(driver.state().gpus[0]), sleeper, "sleep", 7)
+    Clients(state_file).hold(_read_mig_uuid(driver.state().gpus[0]), sleeper, "sleep", 7)
     assert StateFile(state_file.path).read() == driver.state()
     assert json.loads(state_file.path.read_text())["gpus"][0]["processes"][0]["memory_mib"] == 7
 
@@ -449,8 +449,8 @@ def test_a_pipe_is_no_machine_and_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_machine_of_a_study_is_known_by_each_of_its_gpus(state_file: StateFile) -> None:
-    every = [name for name in EVERY_MODEL for _ in range(MAX_GPUS)]
-    assert all(is_made_for_study(gpu.uuid) for gpu in state_file.create(every).gpus)
+    models = [name for name in EVERY_MODEL for _ in range(MAX_GPUS)]
+    assert all(is_made_for_study(gpu.uuid) for gpu in state_file.create(models).gpus)
     state_file.path.unlink()
     assert not any(is_made_for_study(gpu.uuid) for gpu in state_file.keep(["a100_40gb"]).gpus)
 

@@ -122,8 +122,8 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
 ) -> None:
     """What nvidia-smi and NVML told of an H100 80GB HBM3, MIG mode off, beyond what the recording of NVML has."""
     info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
-    told = (info.id, info.instanceCount, info.multiprocessorCount, info.memorySizeMB)
-    assert told == (profile_id, count, multiprocessors, memory_mib)
+    reported_values = (info.id, info.instanceCount, info.multiprocessorCount, info.memorySizeMB)
+    assert reported_values == (profile_id, count, multiprocessors, memory_mib)
     assert _capacity(state_file, profile_id) == count
     room, number = (pynvml.c_nvmlGpuInstancePlacement_t * 8)(), ctypes.c_uint(8)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(number))
@@ -133,8 +133,8 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
 def test_instances_take_capacity_and_no_possible_placement(state_file: StateFile, handle: object) -> None:
     """Placements are told whether or not they are taken; what is left is the capacity."""
     _partition(state_file, 9)
-    left = {profile_id: _capacity(state_file, profile_id) for profile_id in (19, 14, 9, 5, 0, 20, 15)}
-    assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
+    capacities = {profile_id: _capacity(state_file, profile_id) for profile_id in (19, 14, 9, 5, 0, 20, 15)}
+    assert capacities == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
     number = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, None, ctypes.byref(number))
     assert number.value == 2

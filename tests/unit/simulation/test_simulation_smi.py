@@ -38,7 +38,7 @@ ALIKE = sorted({path.name for path in RECORDINGS.iterdir()} - _WITH_READINGS)
 _READINGS = frozenset(range(6, 11)) | frozenset(range(14, 20))
 
 
-def _without_readings(overview: str) -> str:
+def _remove_readings(overview: str) -> str:
     """The overview with the readings of each GPU taken out of their columns."""
     lines = overview.splitlines()
     for position, line in enumerate(lines):
@@ -67,7 +67,7 @@ def test_the_overview_is_the_recorded_one_but_for_readings(state_file: StateFile
         _start_processes(state_file)
         # Beside what its clients have, the real driver held 10 MiB more.
         recorded = recorded.replace("1564MiB", "1554MiB")
-    assert _without_readings(masked(smi()[1])) == _without_readings(masked(recorded)).removesuffix("\n")
+    assert _remove_readings(masked(smi()[1])) == _remove_readings(masked(recorded)).removesuffix("\n")
 
 
 @pytest.mark.parametrize("name", ["query.txt", "query_nounits.txt"])
@@ -86,8 +86,8 @@ def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str)
 def test_a_query_of_memory_left_and_of_the_number_of_gpus(smi: Smi, state_file: StateFile) -> None:
     state_file.create(["h100_80gb", "h100_80gb"])
     _start_processes(state_file)
-    asked = "--query-gpu=gpu_name,count,memory.free"
-    assert smi("-i", "0", asked, "--format=csv") == (
+    query = "--query-gpu=gpu_name,count,memory.free"
+    assert smi("-i", "0", query, "--format=csv") == (
         0,
         "name, count, memory.free [MiB]\nNVIDIA H100 80GB HBM3, 2, 79525 MiB\n",
     )
@@ -195,8 +195,8 @@ def test_instances_are_made_listed_and_destroyed(smi: Smi, state_file: StateFile
         "Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID  2\n",
     )
     assert smi("mig", "-i", "0", "-dgi", "-gi", "2") == (0, "Successfully destroyed GPU instance ID  2 from GPU  0\n")
-    (left,) = state_file.read().gpus[0].instances
-    assert left.id == 7
+    (instance,) = state_file.read().gpus[0].instances
+    assert instance.id == 7
 
 
 def test_the_overview_shows_mig_devices_and_where_processes_run(smi: Smi, state_file: StateFile, sleeper: int) -> None:

@@ -43,13 +43,13 @@ class Notebook(NullJob):
 
 @pytest.fixture
 def ask(tmp_path):
-    asked = tmp_path / "asked.jsonl"
+    requests_file = tmp_path / "asked.jsonl"
     note = f'"note": "{tmp_path / "note"}"'
-    asked.write_text(f'{{"max_tokens": 3, {note}}}\n\n{{"max_tokens": 5, {note}}}\n')
+    requests_file.write_text(f'{{"max_tokens": 3, {note}}}\n\n{{"max_tokens": 5, {note}}}\n')
 
     def run(*argv: str, server: str = SERVER, **how: Any) -> Notebook:
         job = Notebook(**how)
-        common = ["--command", server, "--requests-file", str(asked), "--warmup-requests", "2"]
+        common = ["--command", server, "--requests-file", str(requests_file), "--warmup-requests", "2"]
         ask_server.run(program.parse(Server, [*common, *argv]), job)
         return job
 
@@ -107,7 +107,7 @@ def _wait_until_it_listens(server, *_):
 
 
 @pytest.mark.parametrize(
-    ("server", "options", "said"),
+    ("server", "options", "message"),
     [
         ("no-such-program {port}", [], "the server cannot be started: No such file"),
         (f"{sys.executable} -c 'raise SystemExit(3)' {{port}}", [], "the server ended with status 3: "),
@@ -115,8 +115,8 @@ def _wait_until_it_listens(server, *_):
         (f"{SERVER} 60", ["--ready-s", "0.5"], r"did not answer / on port [0-9]+ within 0.5 s \("),
     ],
 )
-def test_a_server_that_does_not_answer_is_an_error_with_its_words(ask, server, options, said):
-    with pytest.raises((RuntimeError, ValueError), match=said):
+def test_a_server_that_does_not_answer_is_an_error_with_its_words(ask, server, options, message):
+    with pytest.raises((RuntimeError, ValueError), match=message):
         ask(*options, server=server)
 
 

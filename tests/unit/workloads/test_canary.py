@@ -226,10 +226,10 @@ def test_a_mask_that_is_passed_over_is_seen(monkeypatch):
 
 
 def test_attention_with_dropout_is_checked_without_and_used_with_it(monkeypatch):
-    given = []
+    dropout_rates = []
 
     def chancy(*arguments):
-        given.append(arguments[3])
+        dropout_rates.append(arguments[3])
         out, *rest = ATTENTION(*arguments[:3])
         return (torch.nn.functional.dropout(out, arguments[3]), *rest)
 
@@ -239,4 +239,4 @@ def test_attention_with_dropout_is_checked_without_and_used_with_it(monkeypatch)
     checked = Canary(limit_s=60)
     used = checked.run(chancy, (*factors(), 0.5), {})[0]
     assert (checked.num_checked, checked.wrong) == (1, [])
-    assert given == [0.0, 0.0, 0.5] and (used == 0).float().mean() > 0.3
+    assert dropout_rates == [0.0, 0.0, 0.5] and (used == 0).float().mean() > 0.3

@@ -34,11 +34,11 @@ class Answering:
     def why_no_gpu(self) -> str:
         return "no CUDA-capable device is detected"
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         self.computed += 1
         if self.raises is not None:
             raise self.raises
-        product = [row[:] for row in Task.make(len(left)).product]
+        product = [row[:] for row in Task.make(len(a)).product]
         product[0][0] += position == self.broken
         return product, sum(map(sum, product))
 
@@ -50,27 +50,27 @@ class Answering:
 def ask(monkeypatch):
     """Probe a framework with these devices given; what it says, and the framework."""
 
-    def probed(given: str | None, made: Answering | Exception) -> framework.Probe:
+    def probe_backend(devices: str | None, backend: Answering | Exception) -> framework.Probe:
         def make() -> Answering:
-            if isinstance(made, Exception):
-                raise made
-            return made
+            if isinstance(backend, Exception):
+                raise backend
+            return backend
 
         monkeypatch.setitem(framework.FRAMEWORKS, "jax", make)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if given is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        if devices is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
         args = program.parse(Framework, ["--framework", "jax", "--rows", "4", "--rounds", "3"])
         return framework.run(args, client.NullJob())
 
-    return probed
+    return probe_backend
 
 
 def test_who_computes_right_on_all_that_was_given_works(ask):
-    made = Answering(INSTANCE, INSTANCE)
-    probe = ask(TWO, made)
+    backend = Answering(INSTANCE, INSTANCE)
+    probe = ask(TWO, backend)
     assert (probe.works, probe.why, probe.wrong) == ("yes", "", False)
-    assert (made.computed, made.closed) == (2 * (1 + 3), 1)
+    assert (backend.computed, backend.closed) == (2 * (1 + 3), 1)
     assert probe.facts == {
         "framework_version": "1.2",
         "devices_seen": 2,
@@ -81,7 +81,7 @@ def test_who_computes_right_on_all_that_was_given_works(ask):
 
 
 @pytest.mark.parametrize(
-    ("given", "made", "works", "why"),
+    ("devices", "backend", "works", "why"),
     [
         (TWO, Answering(INSTANCE), "in part", "it sees 1 of 2 given devices"),
         (TWO, Answering(), "no", "it sees no GPU: no CUDA-capable device is detected"),
@@ -94,8 +94,8 @@ def test_who_computes_right_on_all_that_was_given_works(ask):
         (TWO, ImportError("libcudart.so.12"), "no", "ImportError: libcudart.so.12"),
     ],
 )
-def test_whatever_comes_is_an_answer_in_its_own_words(ask, given, made, works, why):
-    probe = ask(given, made)
+def test_whatever_comes_is_an_answer_in_its_own_words(ask, devices, backend, works, why):
+    probe = ask(devices, backend)
     assert (probe.works, probe.why, probe.wrong) == (works, why, False)
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_product_is_a_wrong_result_and_says_where(ask):
 
 def test_every_partial_sum_of_the_task_is_exact_in_fp32():
     task = Task.make()
-    assert sum(abs(each) for row in task.product for each in row) < 2**24
+    assert sum(abs(element) for row in task.product for element in row) < 2**24
     assert task.describe_difference(task.product, task.total) == ""
     assert "the sum is" in task.describe_difference(task.product, task.total + 1)
     assert "rows" in task.describe_difference(task.product[:-1], task.total)
@@ -129,8 +129,8 @@ def test_a_server_before_torch_answers_right_by_hand():
     argv = [sys.executable, PROJECT_DIR / "workloads/framework.py", "--framework=http", "--rows=8", "--rounds=1"]
     done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["works"], found["seen"][0]["kind"]) == ("yes", "cpu")
+    answer = json.loads(done.stdout)
+    assert (answer["works"], answer["seen"][0]["kind"]) == ("yes", "cpu")
 
 
 def test_environments_are_named_after_what_is_asked():

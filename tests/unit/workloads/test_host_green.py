@@ -60,9 +60,9 @@ class FakeCuda:
 
 @pytest.fixture
 def driver() -> Driver:
-    made = Driver.__new__(Driver)
-    made._library = FakeCuda()
-    return made
+    fake_driver = Driver.__new__(Driver)
+    fake_driver._library = FakeCuda()
+    return fake_driver
 
 
 def test_the_structure_has_the_size_of_the_drivers() -> None:
@@ -81,9 +81,9 @@ def test_the_structure_has_the_size_of_the_drivers() -> None:
     ],
 )
 def test_parts_are_disjoint_and_their_size_is_read_back(driver, num, requested, got) -> None:
-    made = [driver.make_stream(0, part) for part in driver.split(0, num, requested)]
-    assert [number for _, number in made] == got == driver._library.contexts
-    assert all(stream == 4096 + number for stream, number in made)
+    streams = [driver.make_stream(0, part) for part in driver.split(0, num, requested)]
+    assert [number for _, number in streams] == got == driver._library.contexts
+    assert all(stream == 4096 + number for stream, number in streams)
 
 
 def test_parts_that_do_not_fit_are_refused(driver) -> None:

@@ -219,8 +219,8 @@ def test_loader_processes_change_nothing(tmp_path):
     for number in (1, 2):
         pairs = list(zip(alone.epoch(number), helped.epoch(number), strict=True))
         assert len(pairs) == alone.num_batches == 2  # of 40 images: the last 8 make no full batch
-        for mine, theirs in pairs:
-            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+        for alone_batch, helped_batch in pairs:
+            assert torch.equal(alone_batch[0], helped_batch[0]) and torch.equal(alone_batch[1], helped_batch[1])
 
 
 def test_photos_are_mirrored_at_random_and_only_in_training(tmp_path):
@@ -328,7 +328,7 @@ def few_files(monkeypatch):
     monkeypatch.setattr(image_data, "KINDS", few)
 
 
-def of_files(cache: Path, **changes) -> Tiny:
+def make_file_workload(cache: Path, **changes) -> Tiny:
     common = {
         "dataset": Dataset.cifar10,
         "source": DataSource.synthetic_files,
@@ -365,7 +365,7 @@ def test_files_go_to_the_users_cache_if_no_other_folder_is_given(few_files, tmp_
 
 
 def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(few_files, tmp_path):
-    alone, helped = (open_data(of_files(tmp_path, loader_workers=workers)).train for workers in (0, 2))
+    alone, helped = (open_data(make_file_workload(tmp_path, loader_workers=workers)).train for workers in (0, 2))
     next(helped.epoch(1))  # begun and left
     torch.manual_seed(0)
     drawn = torch.get_rng_state()
@@ -373,18 +373,18 @@ def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(f
     for number in (1, 2):
         pairs = list(zip(alone.epoch(number), helped.epoch(number), strict=True))
         assert len(pairs) == alone.num_batches == 5
-        for mine, theirs in pairs:
-            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
-            assert mine[0].shape == (8, 3, 32, 32) and mine[0].dtype == torch.float32
+        for alone_batch, helped_batch in pairs:
+            assert torch.equal(alone_batch[0], helped_batch[0]) and torch.equal(alone_batch[1], helped_batch[1])
+            assert alone_batch[0].shape == (8, 3, 32, 32) and alone_batch[0].dtype == torch.float32
         epochs.append(torch.cat([images for (images, _), _ in pairs]))
     assert not torch.equal(*epochs)
     assert torch.equal(torch.get_rng_state(), drawn)  # models draw from it
-    other = torch.cat([images for images, _ in open_data(of_files(tmp_path), CPU, 2).train.epoch(1)])
+    other = torch.cat([images for images, _ in open_data(make_file_workload(tmp_path), CPU, 2).train.epoch(1)])
     assert not torch.equal(other, epochs[0])
 
 
 def test_made_up_files_train_and_validate_in_the_ratio_of_the_data_set(few_files, tmp_path):
-    data = open_data(of_files(tmp_path, image_px=48, channels_last=True))
+    data = open_data(make_file_workload(tmp_path, image_px=48, channels_last=True))
     assert data.is_made_up
     images, labels = next(data.train.epoch(1))
     assert images.shape == (8, 3, 48, 48) and images.is_contiguous(memory_format=torch.channels_last)
@@ -400,7 +400,7 @@ def test_files_of_a_data_set_are_read_by_class(tmp_path):
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (40, 40), (shade * 255,) * 3).save(folder / f"{number}.png")
-    options = of_files(tmp_path, source=DataSource.files, data_root=tmp_path, samples=None, num_classes=1000)
+    options = make_file_workload(tmp_path, source=DataSource.files, data_root=tmp_path, samples=None, num_classes=1000)
     data = open_data(options)
     assert not data.is_made_up
     ((images, labels),) = data.train.epoch(1)
@@ -419,7 +419,7 @@ def test_files_of_a_data_set_are_read_by_class(tmp_path):
 @pytest.mark.parametrize("source", ["synthetic_host", "synthetic_files"])
 def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, source, monkeypatch):
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 300.0)  # PyTorch waits so long for each
-    data = open_data(of_files(tmp_path, source=DataSource[source], loader_workers=2))
+    data = open_data(make_file_workload(tmp_path, source=DataSource[source], loader_workers=2))
     next(data.train.epoch(1))
     workers = multiprocessing.active_children()
     assert len(workers) == 2

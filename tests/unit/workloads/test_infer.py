@@ -29,7 +29,7 @@ GEMMA = [*TEXT, "--model", "gemma3", "--model-args", *GEMMA_ARGS]
 BY_HAND = ["--threads", "1", "--device", "cpu", "--requests", "20"]
 
 
-class Asked(Notebook):
+class RecordingNotebook(Notebook):
     """A job by hand that remembers its requests too."""
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Asked(Notebook):
         super().metric(name, value, step)
 
 
-def ask(*flags: str) -> Asked:
-    job, threads = Asked(), torch.get_num_threads()
+def ask(*flags: str) -> RecordingNotebook:
+    job, threads = RecordingNotebook(), torch.get_num_threads()
     try:
         infer.run(program.parse(Infer, [*BY_HAND, *flags]), job)
     finally:
@@ -86,9 +86,9 @@ def test_a_model_sees_requests_of_any_number_in_one_kind_of_tensor():
     # A compiled model is compiled anew, within the window, for a tensor that begins elsewhere in its memory.
     seen: list[tuple[int, int]] = []
 
-    def forward(asked: torch.Tensor) -> torch.Tensor:
-        seen.append((len(asked), asked.storage_offset()))
-        return asked
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        seen.append((len(batch), batch.storage_offset()))
+        return batch
 
     values = torch.arange(8.0).reshape(8, 1)
     inputs = inference.Inputs.arrange(values, 1, 3, torch.device("cpu"))

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 SIZE = operations.Size(elements=8192, rounds=1, rows=64, array_mib=1, transfer_mib=1)
 
 
-class Told(client.NullJob):
+class RecordingJob(client.NullJob):
     """Keeps what a job says."""
 
     def __init__(self) -> None:
@@ -97,23 +97,23 @@ def test_a_turn_is_symplectic():
 
 def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
     argv = ["--operation", "fp16_tensor", "--rows", "64", "--steps", "4", "--calls", "3", "--epochs", "2"]
-    told, args = Told(), program.parse(Micro, [*argv, "--device", "cpu"])
-    micro.run(args, told)
-    assert told.work == pytest.approx([3 * 2 * 64**3 / 1e12] * 8)
-    assert (told.epochs, told.found_wrong) == (2, [])
+    job, args = RecordingJob(), program.parse(Micro, [*argv, "--device", "cpu"])
+    micro.run(args, job)
+    assert job.work == pytest.approx([3 * 2 * 64**3 / 1e12] * 8)
+    assert (job.epochs, job.found_wrong) == (2, [])
     monkeypatch.setattr(operations.Product, "call", lambda self: None)
-    micro.run(args, told)
-    assert "results of fp16_tensor are wrong" in told.found_wrong[0]
+    micro.run(args, job)
+    assert "results of fp16_tensor are wrong" in job.found_wrong[0]
 
 
 def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
     args = program.parse(Particles, ["--device", "cpu", "--particles", "50", "--steps", "2"])
-    told = Told()
-    particles.run(args, told)
-    assert (sum(told.work), told.found_wrong) == (2 * 2 * 5 * 50, [])
+    job = RecordingJob()
+    particles.run(args, job)
+    assert (sum(job.work), job.found_wrong) == (2 * 2 * 5 * 50, [])
     monkeypatch.setattr(Tracking, "call", lambda self: None)
-    particles.run(args, told)
-    assert "particles differ from the CPU's result by" in told.found_wrong[0]
+    particles.run(args, job)
+    assert "particles differ from the CPU's result by" in job.found_wrong[0]
 
 
 def test_a_gpu_without_triton_is_refused_in_one_line(monkeypatch, capsys):

@@ -32,8 +32,8 @@ def test_each_has_its_file():
 def test_it_is_the_network_of_the_study_at_the_settings_of_its_program(compose, name):
     (config,) = config_reader.read(compose([f"workload={name}", "data.source=files"]))
     workload = config.workload
-    millions, *others = PUBLISHED[name]
-    assert [workload.dataset.name, workload.image_px, workload.batch_size] == others
+    millions, *settings = PUBLISHED[name]
+    assert [workload.dataset.name, workload.image_px, workload.batch_size] == settings
     assert (workload.name, workload.num_classes, workload.source) == (name, 1000, DataSource.files)
     assert (workload.recipe, workload.precision) == (Recipe.timm, Precision.tf32)
     assert (workload.loader_workers, workload.autotune) == (4, Autotune.together)

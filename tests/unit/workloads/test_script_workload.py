@@ -77,8 +77,8 @@ def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
     assert server.receive() == {"type": "bye", "status": "error"}
     assert server.end()[0] == 3
     (error,) = server.events("error")
-    said = ("ScriptError", f"{script} ended with status 3", 3)
-    assert (error["type"], error["message"], error["status"]) == said
+    expected = ("ScriptError", f"{script} ended with status 3", 3)
+    assert (error["type"], error["message"], error["status"]) == expected
 
 
 LEAVES = """
@@ -93,8 +93,8 @@ def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_e
     server.go()
     status, output, _ = server.end()
     (error,) = server.events("error")
-    said = f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
-    assert (status, error["type"], error["message"]) == (1, "LeftRunningError", said)
+    message = f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
+    assert (status, error["type"], error["message"]) == (1, "LeftRunningError", message)
     assert not is_alive(int(output))
 
 
@@ -159,7 +159,7 @@ def test_no_signal_stays_blocked_in_the_script(server, write):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("echo hi\n", "Exec format error; begin it with a line such as #!/bin/sh, or write `sh` before it"),
         (
@@ -168,7 +168,7 @@ def test_no_signal_stays_blocked_in_the_script(server, write):
         ),
     ],
 )
-def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_path, text, said):
+def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_path, text, reason):
     script = tmp_path / "train.sh"
     script.write_text(text)
     script.chmod(0o755)
@@ -176,7 +176,7 @@ def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_p
     server.go()
     status, _, errors = server.end()
     (error,) = server.events("error")
-    assert (status, error["type"], error["message"]) == (126, "ScriptError", f"{script} cannot be started: {said}")
+    assert (status, error["type"], error["message"]) == (126, "ScriptError", f"{script} cannot be started: {reason}")
     assert errors == f"{error['message']}\n"
 
 

@@ -195,7 +195,7 @@ def test_a_generator_that_dies_ends_its_job():
 
 
 @pytest.fixture
-def over_http():
+def http_loop():
     """A loop over HTTP that answers each body by its length, in the tokens."""
     pytest.importorskip("uvicorn")
     from workloads.serving.over_http import HttpLoop
@@ -218,9 +218,9 @@ class Lengths:
 
 
 @pytest.mark.parametrize("how", [{"outstanding": 3}, {"kind": "poisson", "rate_per_s": 500.0}])
-def test_what_is_asked_over_http_arrives_and_whoever_asks_says_when_it_was_answered(over_http, how):
+def test_what_is_asked_over_http_arrives_and_whoever_asks_says_when_it_was_answered(http_loop, how):
     job = Notebook()
-    with over_http(job, 20, **how) as loop:
+    with http_loop(job, 20, **how) as loop:
         loop.begin(time.monotonic_ns())
         BatchServer(job, loop, Lengths(), Batching()).serve(20)
     assert len(job.requests) == 20
@@ -229,7 +229,7 @@ def test_what_is_asked_over_http_arrives_and_whoever_asks_says_when_it_was_answe
     assert sorted(tokens for *_, tokens, _ in job.requests) == [1] * 10 + [300_001] * 10
 
 
-def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_recorded(over_http, monkeypatch):
+def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_recorded(http_loop, monkeypatch):
     monkeypatch.setattr(serving, "DRAIN_S", 0.2)
     job = Notebook()
 
@@ -238,7 +238,7 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
             time.sleep(0.05)
             return super().wait(issued)
 
-    with over_http(job, 0, kind="constant", rate_per_s=200.0) as loop:
+    with http_loop(job, 0, kind="constant", rate_per_s=200.0) as loop:
         server = BatchServer(job, loop, Slow(), Batching())
         start_ns = time.monotonic_ns()
         loop.begin(start_ns)
@@ -254,9 +254,9 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
     assert {request[2] for request in job.requests if request not in answered} == {0}
 
 
-def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_ends(over_http):
+def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_ends(http_loop):
     job = Notebook()
-    with over_http(job, 0, kind="constant", rate_per_s=1e9) as loop:
+    with http_loop(job, 0, kind="constant", rate_per_s=1e9) as loop:
         loop.begin(time.monotonic_ns())
         server = BatchServer(job, loop, Lengths(), Batching())
         has_answers = wait_until(lambda: server._turn() or any(request[3] > 0 for request in job.requests), 60)
@@ -265,7 +265,7 @@ def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_e
     assert has_answers
 
 
-def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_job_ends(over_http, monkeypatch):
+def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_job_ends(http_loop, monkeypatch):
     from workloads.serving import over_http as module
 
     async def refuse(self, scope, receive, send) -> None:
@@ -276,7 +276,7 @@ def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_j
     job = Notebook()
     with (
         pytest.raises(RuntimeError, match="3 of 3 requests were not answered with status 200"),
-        over_http(job, 3, kind="constant", rate_per_s=500.0) as loop,
+        http_loop(job, 3, kind="constant", rate_per_s=500.0) as loop,
     ):
         loop.begin(time.monotonic_ns())
         BatchServer(job, loop, Lengths(), Batching()).serve(3)

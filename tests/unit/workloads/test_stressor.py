@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.workloads.test_micro import Told
+from tests.unit.workloads.test_micro import RecordingJob
 from workloads import client, program, stressor, stressor_turns
 from workloads.rates import stressor_loads, stressor_loop
 from workloads.rates.options import IDLE, Stressor, StressorTurns, list_round
@@ -206,18 +206,18 @@ def test_a_dial_of_zero_does_nothing() -> None:
 def test_a_stressor_of_the_host_reports_its_calls(resource: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stressor_loads, "_FILE_BYTES", 4 << 20)
     argv = ["--resource", resource, "--dial", "0.5", "--calls", "40", "--epochs", "2", "--threads", str(threads)]
-    told = Told()
-    stressor.run(program.parse(Stressor, [*argv, "--device", "cpu"]), told)
-    assert sum(told.work) >= 80 and min(told.work) >= threads
-    assert (told.epochs, told.found_wrong) == (2, [])
+    job = RecordingJob()
+    stressor.run(program.parse(Stressor, [*argv, "--device", "cpu"]), job)
+    assert sum(job.work) >= 80 and min(job.work) >= threads
+    assert (job.epochs, job.found_wrong) == (2, [])
 
 
 def test_wrong_results_of_a_load_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stressor_loads.HostLoad, "count_wrong", lambda self: 3)
     argv = ["--resource", "host_cores", "--calls", "1", "--threads", "1", "--device", "cpu"]
-    told = Told()
-    stressor.run(program.parse(Stressor, argv), told)
-    assert told.found_wrong == ["3 results of the load on host_cores are wrong"]
+    job = RecordingJob()
+    stressor.run(program.parse(Stressor, argv), job)
+    assert job.found_wrong == ["3 results of the load on host_cores are wrong"]
 
 
 @pytest.mark.parametrize(("l2_mib", "table_kib"), [(50, 8192), (24, 4096), (4, 1024), (0.0625, 32), (0, 8192)], ids=str)
@@ -232,7 +232,7 @@ def test_a_stressor_in_turns_reports_the_calls_of_all_its_loads(monkeypatch: pyt
     monkeypatch.setattr(stressor_loads, "_FILE_BYTES", 4 << 20)
     argv = ["--resources", "host_cores", "host_memory", "--dials", "1", "--turn-s", "0.05", "--turn-settle-s", "0.01"]
     argv += ["--lead-s", "0.01", "--threads", "2", "--device", "cpu", "--epochs", "2"]
-    told = Told()
-    stressor_turns.run(program.parse(StressorTurns, argv), told)
-    assert (told.epochs, told.found_wrong) == (2, [])
-    assert 0 in told.work and max(told.work) >= 2
+    job = RecordingJob()
+    stressor_turns.run(program.parse(StressorTurns, argv), job)
+    assert (job.epochs, job.found_wrong) == (2, [])
+    assert 0 in job.work and max(job.work) >= 2

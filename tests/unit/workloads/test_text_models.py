@@ -37,9 +37,9 @@ def ids(tokens: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize(("kind", "task"), _KINDS)
 @torch.no_grad()
 def test_both_attentions_compute_the_same(kind, task):
-    given = ids()
-    given[0, 7:] = _PADDING
-    fused, plain = (build(kind, task, attention)(given) for attention in ("sdpa", "eager"))
+    token_ids = ids()
+    token_ids[0, 7:] = _PADDING
+    fused, plain = (build(kind, task, attention)(token_ids) for attention in ("sdpa", "eager"))
     assert fused.shape == ((4, 3) if task == Task.classification else (4, 12, 100))
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
     assert fused.std() > 1e-3
@@ -48,11 +48,11 @@ def test_both_attentions_compute_the_same(kind, task):
 @pytest.mark.parametrize(("kind", "task"), _KINDS)
 @torch.no_grad()
 def test_padding_is_not_seen(kind, task):
-    model, given = build(kind, task), ids()
-    padded = torch.cat([given, torch.full((4, 5), _PADDING)], 1)
+    model, token_ids = build(kind, task), ids()
+    padded = torch.cat([token_ids, torch.full((4, 5), _PADDING)], 1)
     seen = model(padded)
     torch.testing.assert_close(
-        seen if task == Task.classification else seen[:, :12], model(given), rtol=1e-4, atol=1e-5
+        seen if task == Task.classification else seen[:, :12], model(token_ids), rtol=1e-4, atol=1e-5
     )
 
 

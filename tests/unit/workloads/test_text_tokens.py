@@ -16,14 +16,14 @@ _TEXTS = {"birds": ["the wren sings", "a hawk", "geese fly south " * 20], "fish"
 
 
 def write(folder: Path, texts: dict[str, list[str]] = _TEXTS) -> Path:
-    for name, each in texts.items():
+    for name, class_texts in texts.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for number, text in enumerate(each):
+        for number, text in enumerate(class_texts):
             (folder / name / f"{number}.txt").write_text(text)
     return folder
 
 
-def made(cache: Path) -> set[str]:
+def list_token_folders(cache: Path) -> set[str]:
     """The folders of tokens, without their locks."""
     return {path.name for path in cache.iterdir() if path.is_dir()}
 
@@ -31,10 +31,10 @@ def made(cache: Path) -> set[str]:
 def test_a_text_is_a_sample_cut_or_filled_up(tmp_path):
     cache = tmp_path / "cache"
     vocabulary = text_data.train_vocabulary(1000, cache)
-    found = text_data.tokenise(TextFolder(write(tmp_path / "animals")), vocabulary, 8, cache, is_stream=False)
-    assert (found.num_classes, found.is_padded) == (2, True)
-    ids, labels = found.train.ids, found.train.labels
-    assert labels is not None and labels.tolist() == [0, 0, 0, 1] and found.validation.labels.tolist() == [1]
+    dataset = text_data.tokenise(TextFolder(write(tmp_path / "animals")), vocabulary, 8, cache, is_stream=False)
+    assert (dataset.num_classes, dataset.is_padded) == (2, True)
+    ids, labels = dataset.train.ids, dataset.train.labels
+    assert labels is not None and labels.tolist() == [0, 0, 0, 1] and dataset.validation.labels.tolist() == [1]
     assert (ids[:, 0] == vocabulary.begin).all()
     lengths = (ids != vocabulary.padding).sum(1)
     assert lengths.max() == 8 and lengths.min() < 8
@@ -43,12 +43,12 @@ def test_a_text_is_a_sample_cut_or_filled_up(tmp_path):
 
 def test_long_texts_are_whole_passages_and_every_fifth_validates(tmp_path):
     vocabulary = text_data.train_vocabulary(1000, tmp_path)
-    found = text_data.tokenise(LanguageReference(3), vocabulary, 32, tmp_path, is_stream=False)
-    assert not found.is_padded and len(found.train.ids) > 100
-    assert len(found.validation.ids) == (len(found.train.ids) + len(found.validation.ids)) // 5
-    assert set(np.unique(found.validation.labels)) == {0, 1, 2}
-    rows = {row.tobytes() for row in found.train.ids}
-    assert sum(row.tobytes() in rows for row in found.validation.ids) < len(found.validation.ids) // 10
+    dataset = text_data.tokenise(LanguageReference(3), vocabulary, 32, tmp_path, is_stream=False)
+    assert not dataset.is_padded and len(dataset.train.ids) > 100
+    assert len(dataset.validation.ids) == (len(dataset.train.ids) + len(dataset.validation.ids)) // 5
+    assert set(np.unique(dataset.validation.labels)) == {0, 1, 2}
+    rows = {row.tobytes() for row in dataset.train.ids}
+    assert sum(row.tobytes() in rows for row in dataset.validation.ids) < len(dataset.validation.ids) // 10
 
 
 @pytest.mark.slow
@@ -56,23 +56,23 @@ def test_tokens_are_made_once_and_anew_when_a_text_has_changed(tmp_path):
     cache, folder = tmp_path / "cache", write(tmp_path / "animals")
     vocabulary = text_data.train_vocabulary(1000, cache)
     text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
-    before = made(cache)
+    before = list_token_folders(cache)
     text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
-    assert made(cache) == before
+    assert list_token_folders(cache) == before
     (folder / "fish" / "0.txt").write_text("a cod of another length")
     text_data.tokenise(TextFolder(folder), vocabulary, 8, cache, is_stream=False)
-    assert len(made(cache) - before) == 1
+    assert len(list_token_folders(cache) - before) == 1
     text_data.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=False)
     text_data.tokenise(TextFolder(folder), vocabulary, 6, cache, is_stream=True)
     text_data.tokenise(TextFolder(folder), text_data.train_vocabulary(500, cache), 6, cache, is_stream=False)
-    assert len(made(cache)) == len(before) + 5, "three more, and another tokeniser"
+    assert len(list_token_folders(cache)) == len(before) + 5, "three more, and another tokeniser"
 
 
 def _read(cache: Path, barrier, answers) -> None:
     barrier.wait()
     vocabulary = text_data.train_vocabulary(1000, cache)
-    found = text_data.tokenise(LanguageReference(None), vocabulary, 64, cache, is_stream=True)
-    answers.put((os.getpid(), isinstance(found.train.ids, np.memmap), int(found.train.ids.sum())))
+    dataset = text_data.tokenise(LanguageReference(None), vocabulary, 64, cache, is_stream=True)
+    answers.put((os.getpid(), isinstance(dataset.train.ids, np.memmap), int(dataset.train.ids.sum())))
 
 
 @pytest.mark.slow
@@ -82,12 +82,12 @@ def test_several_jobs_at_once_share_one_map(tmp_path):
     jobs = [context.Process(target=_read, args=(tmp_path, barrier, answers)) for _ in range(3)]
     for job in jobs:
         job.start()
-    said = [answers.get(timeout=300) for _ in jobs]
+    job_answers = [answers.get(timeout=300) for _ in jobs]
     for job in jobs:
         job.join()
-    assert len({total for *_, total in said}) == 1
-    assert all(is_mapped for _, is_mapped, _ in said)
-    assert len(made(tmp_path)) == 2
+    assert len({total for *_, total in job_answers}) == 1
+    assert all(is_mapped for _, is_mapped, _ in job_answers)
+    assert len(list_token_folders(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_halves_of_a_folder_are_taken_as_they_are(tmp_path):
     write(tmp_path / "animals" / "train")
     write(tmp_path / "animals" / "val", {"birds": ["owl"], "fish": ["ray", "pike"]})
     vocabulary = text_data.train_vocabulary(1000, tmp_path / "cache")
-    found = text_data.tokenise(TextFolder(tmp_path / "animals"), vocabulary, 8, tmp_path / "cache", is_stream=False)
-    assert (found.train.labels.tolist(), found.validation.labels.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 1])
+    dataset = text_data.tokenise(TextFolder(tmp_path / "animals"), vocabulary, 8, tmp_path / "cache", is_stream=False)
+    assert (dataset.train.labels.tolist(), dataset.validation.labels.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 1])
     write(tmp_path / "animals" / "val", {"snakes": ["asp"]})
     with pytest.raises(ValueError, match="different classes"):
         TextFolder(tmp_path / "animals")

@@ -25,9 +25,9 @@ CLASSES = 4
 
 
 @pytest.fixture(scope="module")
-def cache(made_once: Callable[..., Path]) -> Path:
+def cache(write_once: Callable[..., Path]) -> Path:
     """Vocabularies and tokens, as all jobs of a host share them: to make some takes a second."""
-    return made_once("text_cache", Path.mkdir)
+    return write_once("text_cache", Path.mkdir)
 
 
 @pytest.fixture
@@ -73,26 +73,30 @@ _SWEPT = {
         ["+experiment=cern_mig", "workload=cern_finetune"],
         *(
             [f"+experiment={name}", "workload=bert_base", "workload.source=synthetic_host", "workload.batch_size=128"]
-            + [f"workload.{each}" for each in values]
+            + [f"workload.{override}" for override in values]
             for name, values in _SWEPT.items()
         ),
     ],
 )
 def test_the_data_of_published_text_workloads_fill_many_batches(compose, overrides):
     (config,) = config_reader.read(compose(overrides))
-    wanted = config.workload
-    assert wanted.source is DataSource.synthetic_host
+    workload = config.workload
+    assert workload.source is DataSource.synthetic_host
     flags = [
         "--model",
         "bert",
         "--task",
         "classification",
         "--num-classes",
-        str(wanted.num_classes),
+        str(workload.num_classes),
         "--loader-workers=0",
     ]
-    flags += ["--source", wanted.source.name, "--sequence-tokens", str(wanted.sequence_tokens)]
-    flags += ["--batch-size", str(wanted.batch_size), *(["--samples", str(wanted.samples)] if wanted.samples else [])]
+    flags += ["--source", workload.source.name, "--sequence-tokens", str(workload.sequence_tokens)]
+    flags += [
+        "--batch-size",
+        str(workload.batch_size),
+        *(["--samples", str(workload.samples)] if workload.samples else []),
+    ]
     data, _ = text_data.open_data(program.parse(TrainText, flags).options, 0, 30522, torch.device("cpu"))
     assert data.train.num_batches > 10
     data.close()
@@ -155,10 +159,10 @@ def open_text(cache: Path, **changes: object) -> TrainingData:
 
 def test_masked_tokens_are_to_be_said_and_others_are_passed_over(cache):
     data = open_text(cache, batch_size=64)
-    hidden, wanted = next(data.train.epoch(1))
-    said = wanted != IGNORED
-    assert 0.1 < said.float().mean() < 0.2 and said.any(1).all()
-    assert 0.7 < (hidden[said] == 3).float().mean() < 0.9, "the mask of our own tokeniser"
+    hidden, labels = next(data.train.epoch(1))
+    mask = labels != IGNORED
+    assert 0.1 < mask.float().mean() < 0.2 and mask.any(1).all()
+    assert 0.7 < (hidden[mask] == 3).float().mean() < 0.9, "the mask of our own tokeniser"
     again, _ = next(data.train.epoch(1))
     other, _ = next(data.train.epoch(2))
     assert torch.equal(hidden, again) and not torch.equal(hidden, other)
@@ -167,8 +171,8 @@ def test_masked_tokens_are_to_be_said_and_others_are_passed_over(cache):
 
 def test_the_next_token_is_wanted(cache):
     data = open_text(cache, task=Task.causal_lm)
-    ids, wanted = next(data.train.epoch(1))
-    assert ids.shape == wanted.shape == (8, 16) and torch.equal(ids[:, 1:], wanted[:, :-1])
+    ids, labels = next(data.train.epoch(1))
+    assert ids.shape == labels.shape == (8, 16) and torch.equal(ids[:, 1:], labels[:, :-1])
     data.close()
 
 
@@ -199,10 +203,10 @@ _ARTICLES, _OTHERS = 40, 20
 
 def _package(name: str, folder: str) -> Path:
     """Where a package's files lie; it is not imported."""
-    found = importlib.util.find_spec(name)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{name} is not installed: pip install '.[text]'")
-    return Path(found.submodule_search_locations[0]) / folder
+    return Path(spec.submodule_search_locations[0]) / folder
 
 
 @pytest.fixture

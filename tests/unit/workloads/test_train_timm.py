@@ -72,14 +72,14 @@ def test_a_missing_gpu_is_refused(flags, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "status", "said"),
+    ("flags", "status", "message"),
     [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until an orchestrator"), (["--help"], 0, "--warmup-steps")],
 )
-def test_by_hand_an_endless_run_is_refused_and_help_answers_before_torch_is_imported(flags, status, said):
+def test_by_hand_an_endless_run_is_refused_and_help_answers_before_torch_is_imported(flags, status, message):
     command = [sys.executable, "-X", "importtime", TRAIN, *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == status
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "argparse" in imported
     assert not {"torch", "timm", "numpy"} & imported

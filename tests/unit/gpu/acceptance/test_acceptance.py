@@ -217,7 +217,7 @@ def test_readings_that_one_side_does_not_know_are_not_compared() -> None:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept(simulated.Machine):
+class AcceptanceMachine(simulated.Machine):
     """A simulated machine on which the command is run."""
 
     capture: pytest.CaptureFixture[str]
@@ -233,19 +233,19 @@ class Kept(simulated.Machine):
 
 
 @pytest.fixture
-def kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kept]:
-    return Kept.make(tmp_path / "machine", "a30_24gb", capture=capsys)
+def a30(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[AcceptanceMachine]:
+    return AcceptanceMachine.make(tmp_path / "machine", "a30_24gb", capture=capsys)
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_page_and_a_bundle_that_name_no_machine(kept: Kept) -> None:
-    before = kept.gpu
-    status, text, _ = kept.run("--only", "profiles,mode")
-    assert (status, kept.gpu, kept.journal.read_steps()) == (0, before, ())
+def test_the_command_writes_a_page_and_a_bundle_that_name_no_machine(a30: AcceptanceMachine) -> None:
+    before = a30.gpu
+    status, text, _ = a30.run("--only", "profiles,mode")
+    assert (status, a30.gpu, a30.journal.read_steps()) == (0, before, ())
     assert "2 of 2 promises hold; 0 differences from the simulated driver. The GPU is as before." in text
-    page = (kept.out / "index.html").read_text()
+    page = (a30.out / "index.html").read_text()
     assert "Rehearsal on a simulated GPU" in page
-    with tarfile.open(kept.out / "acceptance.tar.xz") as bundle:
+    with tarfile.open(a30.out / "acceptance.tar.xz") as bundle:
         files = {entry.name: bundle.extractfile(entry) for entry in bundle}
         texts = {name.partition("/")[2]: file.read().decode() for name, file in files.items() if file is not None}
     assert texts["index.html"] == page
@@ -258,32 +258,32 @@ def test_the_command_writes_a_page_and_a_bundle_that_name_no_machine(kept: Kept)
     assert not re.search(r"(GPU|MIG)-[0-9a-f]{8}", "".join(texts.values()))
 
 
-def test_a_broken_promise_has_an_exit_status_and_a_line(kept: Kept) -> None:
-    with kept.file.change() as cell:
-        gpu = dataclasses.replace(kept.gpu, health=dataclasses.replace(kept.gpu.health, mig_fault="unlisted"))
+def test_a_broken_promise_has_an_exit_status_and_a_line(a30: AcceptanceMachine) -> None:
+    with a30.file.change() as cell:
+        gpu = dataclasses.replace(a30.gpu, health=dataclasses.replace(a30.gpu.health, mig_fault="unlisted"))
         cell.state = cell.state.replace_gpu(0, gpu)
-    status, text, _ = kept.run("--only", "profiles")
+    status, text, _ = a30.run("--only", "profiles")
     assert status == 1
     assert "profiles: profiles: 1g.6gb: starts is [0, 1, 2], but [0, 1, 2, 3] in the simulation" in text
-    assert "<code>[0, 1, 2]</code>" in (kept.out / "index.html").read_text()
+    assert "<code>[0, 1, 2]</code>" in (a30.out / "index.html").read_text()
 
 
 @pytest.mark.parametrize(
     "checks", ["mode", pytest.param("existing,refusals,jobs,counters,isolation,mps", marks=pytest.mark.slow)]
 )
-def test_a_dry_run_prints_every_write_and_makes_none(kept: Kept, checks: str) -> None:
-    before = kept.file.path.read_bytes()
-    status, text, _ = kept.run("--only", checks, "--dry-run", "--admin", "sudo,-n")
+def test_a_dry_run_prints_every_write_and_makes_none(a30: AcceptanceMachine, checks: str) -> None:
+    before = a30.file.path.read_bytes()
+    status, text, _ = a30.run("--only", checks, "--dry-run", "--admin", "sudo,-n")
     assert status == 0
-    assert kept.file.path.read_bytes() == before
-    assert not kept.out.exists()
+    assert a30.file.path.read_bytes() == before
+    assert not a30.out.exists()
     planned = [line.partition(": ")[2] for line in text.splitlines() if "would run" in line]
-    kept.run("--only", checks)
-    with tarfile.open(kept.out / "acceptance.tar.xz") as bundle:
+    a30.run("--only", checks)
+    with tarfile.open(a30.out / "acceptance.tar.xz") as bundle:
         content = bundle.extractfile("acceptance/commands.jsonl")
         assert content is not None
         done = [" ".join(json.loads(line)["command"]) for line in content]
-    assert [line.replace(kept.gpu.uuid, "GPU") for line in planned] == done
+    assert [line.replace(a30.gpu.uuid, "GPU") for line in planned] == done
 
 
 @pytest.mark.parametrize(
@@ -294,69 +294,71 @@ def test_a_dry_run_prints_every_write_and_makes_none(kept: Kept, checks: str) ->
         (["--gpu", "7"], "--gpu"),
     ],
 )
-def test_wrong_arguments_are_refused(kept: Kept, arguments: list[str], text: str) -> None:
-    status, _, error = kept.run(*arguments)
+def test_wrong_arguments_are_refused(a30: AcceptanceMachine, arguments: list[str], text: str) -> None:
+    status, _, error = a30.run(*arguments)
     assert status == 2
     assert text in error
 
 
-def test_a_gpu_with_instances_is_refused(kept: Kept) -> None:
-    kept.driver.set_mig_mode(0, is_on=True)
-    kept.driver.create_gpu_instance(0, 14, 0)
-    before = kept.gpu
-    status, _, error = kept.run()
-    assert (status, kept.gpu) == (2, before)
+def test_a_gpu_with_instances_is_refused(a30: AcceptanceMachine) -> None:
+    a30.driver.set_mig_mode(0, is_on=True)
+    a30.driver.create_gpu_instance(0, 14, 0)
+    before = a30.gpu
+    status, _, error = a30.run()
+    assert (status, a30.gpu) == (2, before)
     assert "already has the GPU instances" in error
-    assert [*kept.out.iterdir()] == []
+    assert [*a30.out.iterdir()] == []
 
 
-def test_one_promise_holds(kept: Kept) -> None:
-    assert "\n1 of 1 promise holds; 0 differences" in kept.run("--only", "profiles")[1]
+def test_one_promise_holds(a30: AcceptanceMachine) -> None:
+    assert "\n1 of 1 promise holds; 0 differences" in a30.run("--only", "profiles")[1]
 
 
 @pytest.fixture
-def as_real(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
+def run_as_real(
+    a30: AcceptanceMachine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """Run the command as on a machine with this driver, whose programs are on PATH."""
-    monkeypatch.setenv("PATH", f"{kept.record_commands()}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{a30.record_commands()}:/usr/bin:/bin")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        kept.capture.readouterr()
-        words = ["acceptance", *arguments, "--lock-dir", str(kept.locks), "--out", str(kept.out)]
-        return main(words), *kept.capture.readouterr()
+        a30.capture.readouterr()
+        words = ["acceptance", *arguments, "--lock-dir", str(a30.locks), "--out", str(a30.out)]
+        return main(words), *a30.capture.readouterr()
 
-    with install_driver(kept.file.path):
+    with install_driver(a30.file.path):
         yield run
 
 
 def test_a_real_gpu_is_changed_by_its_own_program_only(
-    kept: Kept, as_real: Callable[..., tuple[int, str, str]]
+    a30: AcceptanceMachine, run_as_real: Callable[..., tuple[int, str, str]]
 ) -> None:
-    before = kept.gpu
-    assert as_real("--only", "mode", "--admin", "env")[0] == 0
-    assert kept.gpu == before
-    assert "Rehearsal" not in (kept.out / "index.html").read_text()
-    program = kept.folder / "recording" / "nvidia-smi"
-    assert [line.split()[:2] for line in kept.commands] == [
+    before = a30.gpu
+    assert run_as_real("--only", "mode", "--admin", "env")[0] == 0
+    assert a30.gpu == before
+    assert "Rehearsal" not in (a30.out / "index.html").read_text()
+    program = a30.folder / "recording" / "nvidia-smi"
+    assert [line.split()[:2] for line in a30.commands] == [
         [str(program), word] for word in ("-i", "-i", "mig", "-i", "-i")
     ]
 
 
 @pytest.mark.parametrize("is_on", [False, True])
 def test_a_user_without_permission_changes_nothing(
-    kept: Kept, as_real: Callable[..., tuple[int, str, str]], is_on: bool
+    a30: AcceptanceMachine, run_as_real: Callable[..., tuple[int, str, str]], is_on: bool
 ) -> None:
-    kept.driver.set_mig_mode(0, is_on=is_on)
-    kept.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
-    before = kept.gpu
-    status, _, error = as_real("--only", "existing")
-    assert (status, kept.gpu, kept.journal.read_steps()) == (2, before, ())
+    a30.driver.set_mig_mode(0, is_on=is_on)
+    a30.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
+    before = a30.gpu
+    status, _, error = run_as_real("--only", "existing")
+    assert (status, a30.gpu, a30.journal.read_steps()) == (2, before, ())
     assert "no permission for" in error
 
 
 def test_jobs_on_a_real_gpu_need_torch_and_triton(
-    as_real: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    run_as_real: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    status, _, error = as_real("--only", "mode,jobs")
+    status, _, error = run_as_real("--only", "mode,jobs")
     assert status == 2
     assert "need torch and triton; install a torch build for GPUs, or leave them out: --only mode" in error

@@ -19,11 +19,11 @@ from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Health
 from tests.support import simulated
 
-Told = tuple[int, Any]
+Answer = tuple[int, Any]
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept(simulated.Machine):
+class SelftestMachine(simulated.Machine):
     """A simulated machine on which the command is run."""
 
     capture: pytest.CaptureFixture[str]
@@ -35,7 +35,7 @@ class Kept(simulated.Machine):
         out, err = self.capture.readouterr()
         return status, out or err
 
-    def told(self, *arguments: str) -> Told:
+    def run_json(self, *arguments: str) -> Answer:
         status, text = self.run(*arguments, "--json")
         return status, json.loads(text)
 
@@ -52,9 +52,9 @@ class Kept(simulated.Machine):
 
 
 @pytest.fixture
-def h100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kept:
+def h100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> SelftestMachine:
     monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
-    return Kept.make(tmp_path / "machine", "h100_80gb", capture=capsys)
+    return SelftestMachine.make(tmp_path / "machine", "h100_80gb", capture=capsys)
 
 
 @pytest.fixture
@@ -76,25 +76,25 @@ def sleeper() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_every_listener_is_asked_at_every_step(h100: Kept) -> None:
+def test_every_listener_is_asked_at_every_step(h100: SelftestMachine) -> None:
     before = h100.file.path.read_text()
-    status, told = h100.told()
-    assert (status, told["is_ok"], told["is_simulated"]) == (0, True, True)
-    assert [(row["blocks"], row["threads"], row["verdict"]) for row in told["steps"]] == [
+    status, report = h100.run_json()
+    assert (status, report["is_ok"], report["is_simulated"]) == (0, True, True)
+    assert [(row["blocks"], row["threads"], row["verdict"]) for row in report["steps"]] == [
         *((blocks, threads, "ok") for blocks, threads in [(0, 0), (1, 32), (33, 32), (66, 32), (132, 32)]),
         *((blocks, threads, "ok") for blocks, threads in [(132, 512), (528, 512)]),
     ]
-    half = told["steps"][3]["readings"]
+    half = report["steps"][3]["readings"]
     right = {"gract_ratio": 1.0, "smact_ratio": 0.5, "smocc_ratio": pytest.approx(1 / 128, abs=0.001)}
-    every = {"dcgm": right, "gpm": right, "nvml": {"utilization_ratio": 1.0}, "smi": {"utilization_ratio": 1.0}}
+    readings = {"dcgm": right, "gpm": right, "nvml": {"utilization_ratio": 1.0}, "smi": {"utilization_ratio": 1.0}}
     # A program that a busy machine does not let start in time is absent.
-    assert half == {source: values for source, values in every.items() if source not in told["absent"]}
-    assert told["absent"].keys() <= {"dcgm", "smi"}
+    assert half == {source: values for source, values in readings.items() if source not in report["absent"]}
+    assert report["absent"].keys() <= {"dcgm", "smi"}
     assert h100.file.path.read_text() == before
 
 
 @pytest.mark.usefixtures("ends")
-def test_an_instance_that_is_capped_fails_with_its_name(h100: Kept) -> None:
+def test_an_instance_that_is_capped_fails_with_its_name(h100: SelftestMachine) -> None:
     h100.divide((9, 0), (19, 4))
     h100.make_ill(counter_fault="capped")
     status, text = h100.run()
@@ -106,7 +106,7 @@ def test_an_instance_that_is_capped_fails_with_its_name(h100: Kept) -> None:
 
 
 @pytest.mark.usefixtures("ends")
-def test_a_source_that_is_not_there_or_stops_is_said(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_not_there_or_stops_is_said(h100: SelftestMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"dcgm": "dcgmi", "smi": "nvidia-smi"}
 
     def simulated(self: loaders.Rehearsal, device: Any) -> Any:
@@ -118,15 +118,17 @@ def test_a_source_that_is_not_there_or_stops_is_said(h100: Kept, monkeypatch: py
     ends_soon.chmod(0o755)
     monkeypatch.setattr(loaders.Rehearsal, "attach", simulated)
     monkeypatch.setattr(gpu_selftest, "REHEARSED_PACE", dataclasses.replace(gpu_selftest.REHEARSED_PACE, limit_s=1.0))
-    status, told = h100.told()
-    assert (status, told["is_ok"]) == (1, False)
-    assert told["absent"].keys() | told["died"].keys() == broken.keys()
-    assert "has no dcgmi" in told["absent"]["dcgm"]
-    assert "status 9" in told["died"]["smi"]
+    status, report = h100.run_json()
+    assert (status, report["is_ok"]) == (1, False)
+    assert report["absent"].keys() | report["died"].keys() == broken.keys()
+    assert "has no dcgmi" in report["absent"]["dcgm"]
+    assert "status 9" in report["died"]["smi"]
 
 
 @pytest.mark.usefixtures("ends")
-def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_breaks_leaves_the_health_to_be_told(
+    h100: SelftestMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipeline.base.system.errors import LaunchError
 
     def broken(*_: object) -> None:
@@ -134,19 +136,19 @@ def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch
 
     monkeypatch.setattr(loaders.SimulatedLoader, "begin", broken)
     h100.make_ill(ecc_uncorrected_now=1)
-    status, told = h100.told()
-    assert (status, told["trouble"][-1]) == (1, "CUDA error")
-    assert told["trouble"][0].startswith("uncorrected ECC errors: memory was corrupted")
+    status, report = h100.run_json()
+    assert (status, report["trouble"][-1]) == (1, "CUDA error")
+    assert report["trouble"][0].startswith("uncorrected ECC errors: memory was corrupted")
 
 
-def test_without_a_gpu_it_is_one_line(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_is_one_line(h100: SelftestMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "list_devices", tuple)
     status, text = h100.run()
     assert (status, text.count("\n")) == (2, 1)
     assert "needs an NVIDIA GPU, but this machine has none" in text
 
 
-def test_the_health_alone_is_read_whoever_computes(h100: Kept, sleeper: int) -> None:
+def test_the_health_alone_is_read_whoever_computes(h100: SelftestMachine, sleeper: int) -> None:
     Clients(h100.file).hold(h100.device.uuid, sleeper, "python", 100)
     assert h100.run("--health")[0] == 0
     h100.make_ill(is_remap_pending=True)
@@ -156,7 +158,7 @@ def test_the_health_alone_is_read_whoever_computes(h100: Kept, sleeper: int) -> 
     assert "not ok: remapped rows: rows are pending for remapping" in text
 
 
-def test_whoever_uses_or_holds_the_gpu_is_not_disturbed(h100: Kept, sleeper: int) -> None:
+def test_whoever_uses_or_holds_the_gpu_is_not_disturbed(h100: SelftestMachine, sleeper: int) -> None:
     with lease.hold(h100.device, h100.locks):
         status, text = h100.run()
         assert status == 2
@@ -167,8 +169,8 @@ def test_whoever_uses_or_holds_the_gpu_is_not_disturbed(h100: Kept, sleeper: int
     assert f"in use by python (pid {sleeper})" in text
 
 
-def test_without_an_instance_there_is_nothing_to_load(h100: Kept) -> None:
+def test_without_an_instance_there_is_nothing_to_load(h100: SelftestMachine) -> None:
     h100.divide()
-    status, told = h100.told()
-    assert (status, told["steps"]) == (0, [])
-    assert "MIG mode is on, but no instance exists" in told["counters_unchecked"]
+    status, report = h100.run_json()
+    assert (status, report["steps"]) == (0, [])
+    assert "MIG mode is on, but no instance exists" in report["counters_unchecked"]

@@ -104,10 +104,10 @@ def test_a_smact_that_is_not_that_of_the_busy_multiprocessors_cannot_be() -> Non
 def test_what_runs_where_nothing_does_cannot_be() -> None:
     """As if the readings of an instance were those of its neighbour."""
 
-    def of_the_small_one(row: Row, right: dict[str, float]) -> dict[str, float]:
+    def read_small_instance(row: Row, right: dict[str, float]) -> dict[str, float]:
         return dict.fromkeys(right, 0.97) if (row.step, row.place) == ("only GI 5", SMALL) else right
 
-    wrong = find_findings(INSTANCES, of_the_small_one)
+    wrong = find_findings(INSTANCES, read_small_instance)
     assert {finding.steps for finding in wrong.values()} == {("only GI 5",)}
     assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, although nothing ran"
 

@@ -41,7 +41,7 @@ def scrape(port, query="", **headers):
 def test_the_group_that_runs_is_shown_and_none_between_two_groups(port, tmp_path):
     pytest.importorskip("prometheus_client")
     live = live_groups.running_group(tmp_path)
-    live.samples += live_groups.every_quantity()
+    live.samples += live_groups.sample_quantities()
     with PrometheusExporter(port, "127.0.0.1").serve() as showing:
         assert scrape(port)[1] == ""
         with showing(mig_group(), live):
@@ -219,7 +219,7 @@ def test_a_name_that_prometheus_would_refuse_is_changed():
 
 
 def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live):
-    live.samples += live_groups.every_quantity()
+    live.samples += live_groups.sample_quantities()
     exported = GroupSeries(mig_group(), live)
     exported.read()
     live_groups.step(live.folder, 0, 20)

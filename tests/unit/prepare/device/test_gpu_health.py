@@ -115,10 +115,10 @@ def test_xids_are_those_of_the_gpu() -> None:
 def test_an_xid_of_a_program_is_trouble_only_if_it_came_with_the_load(
     before: tuple[int, ...], after: tuple[int, ...], is_trouble: bool
 ) -> None:
-    def with_xids(numbers: tuple[int, ...]) -> Health:
+    def make_health(numbers: tuple[int, ...]) -> Health:
         return Health(xids=tuple(Xid(number=n, t_s=10.0 * i, text=f"Xid {n}") for i, n in enumerate(numbers, 1)))
 
-    items = judged.check_health(with_xids(after), with_xids(before), 10.0 * len(after) + 60)
+    items = judged.check_health(make_health(after), make_health(before), 10.0 * len(after) + 60)
     (item,) = (item for item in items if item.name == "XID events")
     assert (item.trouble is not None) == is_trouble
     assert item.text.endswith("in the kernel log, the last one 60 s ago")

@@ -85,8 +85,8 @@ def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary
     after = nvml.refresh_state(before).facts.as_texts()
     gone = {"graphics_clock_setting_mhz", "memory_clock_setting_mhz", "ecc_mode"}
     assert before.facts.as_texts().keys() - after.keys() == gone
-    kept = {key: value for key, value in before.facts.as_texts().items() if key not in gone}
-    assert after == kept | {"power_limit_w": "500"}
+    remaining_facts = {key: value for key, value in before.facts.as_texts().items() if key not in gone}
+    assert after == remaining_facts | {"power_limit_w": "500"}
     library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
     with pytest.raises(nvml.NvmlError, match="the power limit"):
         nvml.refresh_state(before)

@@ -237,20 +237,20 @@ def test_a_request_names_slices_or_a_profile() -> None:
 
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
-    def chosen(*sizes: str | None, **options: Any) -> list[str]:
+    def choose_names(*sizes: str | None, **options: Any) -> list[str]:
         return [profile.name for profile in compute.choose(A100, layouts.list_requests(sizes, **options))]
 
-    assert chosen(None, None, None) == ["2g.10gb"] * 3
-    assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
-    assert chosen("L", "S", size_profile={"S": "1g", "L": "4g"}) == ["4g.20gb", "1g.5gb"]
-    assert chosen("L", "S", profile="2g") == ["2g.10gb"] * 2
-    assert chosen("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
+    assert choose_names(None, None, None) == ["2g.10gb"] * 3
+    assert choose_names("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
+    assert choose_names("L", "S", size_profile={"S": "1g", "L": "4g"}) == ["4g.20gb", "1g.5gb"]
+    assert choose_names("L", "S", profile="2g") == ["2g.10gb"] * 2
+    assert choose_names("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
     with pytest.raises(
         ConfigError, match=r"scenario\.profiles names 1 MIG profile \(1g\) for 2 jobs; name one for each job"
     ):
-        chosen(None, None, profiles=["1g"])
+        choose_names(None, None, profiles=["1g"])
     with pytest.raises(ConfigError, match="size XL has no MIG profile"):
-        chosen("S", "XL")
+        choose_names("S", "XL")
 
 
 def test_the_command_lists_combinations_and_their_number() -> None:

@@ -115,7 +115,7 @@ def count_names(places: Places) -> tuple[str, ...]:
     return tuple(sorted(name for name, _ in places))
 
 
-def to_placed(gpu: MigGpu, places: Places) -> layouts.Placed:
+def place_profiles(gpu: MigGpu, places: Places) -> layouts.Placed:
     by_name = {profile.name: profile for profile in gpu.profiles}
     return tuple((by_name[name], start) for name, start in sorted(places, key=lambda place: place[1]))
 
@@ -180,7 +180,7 @@ def test_a_layout_grows_around_what_stays_wherever_there_is_room(name: str) -> N
         for profile in gpu.profiles:
             possible = {start for start in profile.starts if stays | {(profile.name, start)} in list_legal(name)}
             possible -= {start for other, start in stays if other == profile.name}
-            layout = layouts.place(gpu, [profile], to_placed(gpu, stays))
+            layout = layouts.place(gpu, [profile], place_profiles(gpu, stays))
             assert (layout is not None) == bool(possible), (stays, profile.name)
             assert layout is None or layout.instances[0].start in possible
 
