@@ -22,7 +22,7 @@ from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.metrics import choose_prefix
 from pipeline.report.evaluate.selector import EvaluatedStudy
-from pipeline.report.evaluate.statistics import interval_in_words
+from pipeline.report.evaluate.statistics import format_interval
 from pipeline.report.evaluate.study_board import (
     Agreement,
     Board,
@@ -306,7 +306,7 @@ def _over_best_solo(outcome: Outcome, quantity: str) -> str:
     comparison = outcome.find_comparison(quantity, is_best_solo=True)
     if comparison is None:
         return ""
-    return f"{comparison.ratio.median:.2f}{interval_in_words(comparison.ratio, '.2f')} x {comparison.against}"
+    return f"{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:

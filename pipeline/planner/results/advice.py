@@ -25,11 +25,11 @@ from pipeline.report.evaluate.statistics import (
     Estimate,
     blocks_needed,
     compare_pairs,
-    interval_in_words,
-    times_in_words,
+    format_interval,
+    format_times,
 )
 from pipeline.report.evaluate.verdicts import find_slower_pairs
-from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
+from pipeline.report.evaluate.wording import describe_finding, describe_gpus, join_words
 from pipeline.report.page.table_format import format_estimate
 
 
@@ -138,7 +138,7 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Advice]:
 def _place(cells: Sequence[Cell]) -> _Place:
     aim = _aim_of(cells)
     no_figure = [] if aim is None else [cell for cell in cells if cell.is_ranked and aim.metric not in cell.estimates]
-    not_considered = [f"{cell.mode}: {finding_in_words(cell)}" for cell in cells if not cell.is_ranked]
+    not_considered = [f"{cell.mode}: {describe_finding(cell)}" for cell in cells if not cell.is_ranked]
     not_considered += [f"{cell.mode}: its baseline is missing" for cell in no_figure if cell.mode != SERIAL.label]
     if aim is None:
         return _Place(cells, None, [], not_considered)
@@ -279,7 +279,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     if not compared:
         return replace(advice, because=f"{join_words(names)} have no block in common", undecided=tuple(names))
     first, ratio = place.compared[compared[0]], place.find_ratio(compared[0])
-    by = f"{best} is {times_in_words(ratio)} as fast as {open_[0].mode}"
+    by = f"{best} is {format_times(ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and ratio.n < MIN_GPUS:
         reason = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
@@ -310,7 +310,7 @@ def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell
     if alike:
         because = f"as fast as {join_words(alike)} within {MARGIN_IN_WORDS}, and simpler"
     else:
-        because = f"{times_in_words(over)} as fast as {second.mode}"
+        because = f"{format_times(over)} as fast as {second.mode}"
     return replace(
         advice,
         mode=chosen.mode,
@@ -335,7 +335,7 @@ def _list_changes(
     else:
         low, high = (None if bound is None else 100 * (1 - 1 / bound) for bound in (over.low, over.high))
         lost = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
-        interval = interval_in_words(lost, ".0f")
+        interval = format_interval(lost, ".0f")
         yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
     energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
     energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""

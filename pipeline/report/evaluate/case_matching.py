@@ -167,7 +167,7 @@ def _select_params(program: Program) -> dict[str, str]:
 
 def _label(case: MeasuredCase, varying: Container[str]) -> str:
     programs = case.programs
-    words = [labels.params_in_words(program.params, varying) for program in programs]
+    words = [labels.describe_params(program.params, varying) for program in programs]
     names = [
         labels.label_workload(program.workload, program.params, word)
         for program, word in zip(programs, words, strict=True)

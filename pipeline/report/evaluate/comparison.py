@@ -48,7 +48,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.selector import name_cell
 from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate
-from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.evaluate.wording import describe_finding
 from pipeline.report.read.environments import read_packages
 from pipeline.report.read.rows import FACTS
 from pipeline.report.read.study_records import Study
@@ -270,7 +270,7 @@ def _pair_cells(pair: _Pair) -> list[_Pair]:
         if not cell.is_compared:
             fails = side == SIDES[1] and (cell.num_saturated or cell.finding in _BROKEN)
             change = Change.FAILS if fails else Change.NOT_COMPARED
-            return [pair._replace(change=change, note=f"{side}: {finding_in_words(cell)}")]
+            return [pair._replace(change=change, note=f"{side}: {describe_finding(cell)}")]
     before, after = pair.cells
     names = {Quantity.SPEED: _list_speeds(before), Quantity.ENERGY: _list_energies(before)}
     pairs = [

@@ -21,8 +21,8 @@ from pipeline.report.evaluate.contrasts import Contrast, contrast, contrast_cell
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.publication import WHOLE_GPU, publications
 from pipeline.report.evaluate.quantities import merge_steady_windows
-from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, interval_in_words
-from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, format_interval
+from pipeline.report.evaluate.wording import describe_jobs
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -236,12 +236,12 @@ def _count_differing(groups: Sequence[Contrast]) -> str:
 
 def _name_group(pair: Contrast) -> str:
     group = find_reference(pair)
-    return f"{group.mode} with {jobs_in_words(group.case, group.degree)}"
+    return f"{group.mode} with {describe_jobs(group.case, group.degree)}"
 
 
 def _format_share(pair: Contrast) -> str:
     assert pair.ratio is not None
-    return f"{pair.ratio.median:.3f}{interval_in_words(pair.ratio, '.3f')}"
+    return f"{pair.ratio.median:.3f}{format_interval(pair.ratio, '.3f')}"
 
 
 def _name_others(number: int) -> str:
@@ -308,4 +308,4 @@ def list_other_modes(case: Case, cells: Sequence[Cell]) -> list[SoloMode]:
         is_other = step_mode != case.params[0][labels.STEP_MODE]
         if is_alike and is_other and (is_same or step_mode not in by_step_mode):
             by_step_mode[step_mode] = cell
-    return [SoloMode(labels.value_in_words(labels.STEP_MODE, mode), cell) for mode, cell in by_step_mode.items()]
+    return [SoloMode(labels.format_param_value(labels.STEP_MODE, mode), cell) for mode, cell in by_step_mode.items()]

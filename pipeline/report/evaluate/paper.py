@@ -25,9 +25,9 @@ from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.selector import Selector
-from pipeline.report.evaluate.statistics import Estimate, Scale, interval_in_words
+from pipeline.report.evaluate.statistics import Estimate, Scale, format_interval
 from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
-from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.evaluate.wording import describe_finding
 
 _THROUGHPUT = "throughput"
 _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
@@ -315,14 +315,14 @@ def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
     if cell.results[Result.OOM]:
         if question.finding.degree is None:
             return None  # the finding covers only degrees that fit into memory
-        return question.answer(cell, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
+        return question.answer(cell, Result.OOM.value, Agreement.DIFFERS, describe_finding(cell))
     if not figure.by_block:
         return None
     estimate = cell.estimate(figure.by_block, figure.scale, is_drifting=figure.is_drifting)
     # CUDA graphs do not follow the host; the wider interval accounts for any other drift.
     is_led_by_host = figure.is_drifting and not cell.uses_cuda_graphs
     mark = "*" if is_led_by_host or cell.marks else ""
-    words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}{figure.places}"
+    words = f"{estimate.median:.2f}{mark}{format_interval(estimate, '.2f')}{figure.places}"
     agreement, difference = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
     check = question.answer(cell, words, agreement, difference, figure.modes)
     return dataclasses.replace(check, figure=estimate)

@@ -21,7 +21,7 @@ from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.contrasts import Contrast, contrast_per_job, contrast_with_alone
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
+from pipeline.report.evaluate.statistics import Estimate, format_interval, format_times
 from pipeline.report.evaluate.wording import join_words
 
 _USERS = "outstanding"
@@ -159,7 +159,7 @@ def describe_fractions(cells: Sequence[Cell]) -> list[str]:
         most = max(parts[0].cells)
         rates = [(part.compare_throughput(most), part.rest) for part in parts if most in part.cells]
         throughputs = [
-            f"{times_in_words(pair.ratio)} with the rest {rest}"
+            f"{format_times(pair.ratio)} with the rest {rest}"
             for pair, rest in rates
             if pair is not None and pair.ratio is not None
         ]
@@ -221,7 +221,7 @@ def describe_mix(pairs: Sequence[Contrast]) -> str:
             assert pair.ratio is not None
             title = "throughput" if pair.metric == SLOWDOWN else f"{LATENCIES[pair.metric]} latency"
             short = title.split()[-1]
-            parts.append(f"the {title} of {workload} is {times_in_words(pair.ratio)} its {short} alone")
+            parts.append(f"the {title} of {workload} is {format_times(pair.ratio)} its {short} alone")
     cell = pairs[0].cell
     simulated = " (simulated)" if cell.is_simulated else ""
     return f"{cell.case.label}, {cell.mode}: {join_words(parts)}.{simulated}"
@@ -253,7 +253,7 @@ def _list_extremes(pairs: Sequence[Contrast]) -> list[str]:
     texts = []
     for pair in (lowest, *higher[-1:]):
         assert pair.ratio is not None
-        interval = interval_in_words(pair.ratio, ".2f").strip(" ()")
+        interval = format_interval(pair.ratio, ".2f").strip(" ()")
         place = "; ".join(filter(None, (interval, f"{pair.case.label}, {pair.mode}")))
         texts.append(f"{pair.ratio.median:.2f}{'*' if pair.cell.marks else ''} ({place})")
     return texts

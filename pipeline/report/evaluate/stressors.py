@@ -23,7 +23,7 @@ from pipeline.base.domain.window import DIAL, IDLE, RESOURCE, STRESSOR, TURN_S, 
 from pipeline.base.system.words import format_count, group_by, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, Estimate, format_times
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.read.stressor_counters import COUNTERS, Counter
 from pipeline.report.read.study_records import JobRow, StressorCounters, Study
@@ -106,7 +106,7 @@ def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
         assert effect.sensitivity is not None
         if effect.sensitivity.median > 1 + MARGIN:
             place = "; ".join([f"{effect.resource}, dial {effect.dial:g}, {effect.mode}", *details])
-            times = times_in_words(effect.sensitivity)
+            times = format_times(effect.sensitivity)
             clauses.append(f"{effect.workload} takes {times} its time alone beside its worst stressor ({place})")
         else:
             highest = max((slowdown.high for slowdown in known if slowdown.high is not None), default=math.inf)

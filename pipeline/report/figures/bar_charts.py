@@ -33,7 +33,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.sweeps import FEWEST
-from pipeline.report.evaluate.wording import absence_in_words, join_words
+from pipeline.report.evaluate.wording import describe_absence, join_words
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,
@@ -110,7 +110,7 @@ def make_figure_bar(cell: Cell, name: str) -> Bar:
 def make_bar(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
     """Return the bar of some estimates of a cell; if all are missing, the bar has the outcome of the cell."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
-    finding = "" if any(known) else absence_in_words(cell) or missing
+    finding = "" if any(known) else describe_absence(cell) or missing
     star = "*" if cell.marks else ""
     return Bar(sharing=cell.sharing, detail=f"{clean_text(cell.detail, 24)}{star}", estimates=known, finding=finding)
 

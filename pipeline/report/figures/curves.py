@@ -18,7 +18,7 @@ from pipeline.report.evaluate.metrics import BEST_SOLO, JOULE, P95_LATENCY, TOTA
 from pipeline.report.evaluate.services import Fraction, list_fractions, read_objective
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.stressors import StressorEffect
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,
@@ -209,7 +209,7 @@ def _list_gain_panels(cells: Sequence[Cell]) -> list[_GainPanel]:
         if has_other:
             serial = find_serial(case, cells)
             is_known = serial is not None and BEST_SOLO in serial.estimates
-            step_mode = labels.value_in_words(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
+            step_mode = labels.format_param_value(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
             alone = [(step_mode, serial.estimates[BEST_SOLO])] if serial and is_known else []
             panels.append(_GainPanel(case, BEST_SOLO, members, alone))
     return panels
@@ -283,7 +283,7 @@ def _describe_missing(cells: Sequence[Cell]) -> list[str]:
     for mode in list_modes(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             members = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
-            if not any(cell.is_ranked for cell in members) and (why := absence_in_words(members[0])):
+            if not any(cell.is_ranked for cell in members) and (why := describe_absence(members[0])):
                 by_degree[degree].append(f"{mode.label} {why}")
     return [f"{degree}: {', '.join(words)}" for degree, words in sorted(by_degree.items())]
 

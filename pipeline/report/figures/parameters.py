@@ -36,7 +36,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     FAINT,
@@ -375,7 +375,7 @@ def _explain(cells: Sequence[Cell], name: str) -> str:
     """Return why cells have no figure: `naive oom`, `naive, MPS too few requests`; empty if all have one."""
     modes: dict[str, dict[str, None]] = defaultdict(dict)
     for cell in cells:
-        if why := absence_in_words(cell) or _explain_missing_latency(cell, name):
+        if why := describe_absence(cell) or _explain_missing_latency(cell, name):
             modes[why][cell.mode] = None
     return "; ".join(f"{', '.join(members)} {why}" for why, members in modes.items())
 

@@ -17,7 +17,7 @@ from pipeline.report.evaluate.contrasts import BASELINES_NOTE, Contrast, Decisio
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
@@ -172,7 +172,7 @@ def _measure(cells: Sequence[Cell]) -> str:
 
 def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:
     if not cell.is_ranked:
-        return Entry(text=absence_in_words(cell), detail=cell.detail)
+        return Entry(text=describe_absence(cell), detail=cell.detail)
     if is_latency(name) and cell.num_saturated:
         return Entry(text=NOT_SUSTAINED, detail=cell.detail)
     if name not in cell.estimates:

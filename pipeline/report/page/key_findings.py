@@ -42,10 +42,10 @@ from pipeline.report.evaluate.services import (
     list_fractions,
     prefer_latency,
 )
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, format_times
 from pipeline.report.evaluate.stressors import StressorEffect, describe_effects, find_strongest, list_effects
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
+from pipeline.report.evaluate.wording import ENDINGS, INVALID, describe_jobs, join_words
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read import labels, pooling
@@ -97,7 +97,7 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
     mixed = describe_mixes(cells)
     if mixed:
-        mixed[0] += sizes_in_words(study, {cell.case for cell in cells if cell.case.is_mix})
+        mixed[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
     on = _on(study)
     if together:
         lines = [
@@ -124,7 +124,7 @@ def _describe_services(cells: Sequence[Cell]) -> str:
         known = sorted((c for c in together if name in c.figures), key=lambda cell: cell.figures[name].median)
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
-            parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
+            parts = [f"{format_times(c.estimates[name])} ({describe_jobs(c.case, c.degree)}, {c.mode})" for c in ends]
             return (
                 f"the {title} latency of services that run together is {' to '.join(parts)} that of one service alone"
             )
@@ -144,7 +144,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
         parts.append(f"on {losses[0][1].smaller} a job is {' to '.join(words)} than on the whole GPU")
     if besides and (lowest := besides[0].ratio) is not None:
         parts.append(
-            f"with co-runners on other instances, a job keeps at least {times_in_words(lowest)} its "
+            f"with co-runners on other instances, a job keeps at least {format_times(lowest)} its "
             f"throughput ({besides[0].case.label}, {besides[0].mode})"
         )
     return "; ".join(parts)
@@ -244,16 +244,16 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
     best = together[0]
     jobs = _describe_winner(study, best)
     if not _gains(best):
-        return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
-    gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
+        return f"sharing gains nothing: at most {format_times(best.speedup)} the serial speed, with {jobs}"
+    gain = f"{jobs} reach {format_times(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
         step_mode = f"the best step mode ({best.best_solo})"
-        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in {step_mode}"
+        gain += f", and {format_times(best.over_best_solo)} the speed of one job at a time in {step_mode}"
     return f"{gain}{best.marks}"
 
 
 def _describe_energy(winner: Winner) -> list[str]:
-    parts = [f"{times_in_words(ratio)} that of {against}" for against, ratio in winner.energies.items()]
+    parts = [f"{format_times(ratio)} that of {against}" for against, ratio in winner.energies.items()]
     return [f"For the same work, their energy is {join_words(parts)}."] if parts and _gains(winner) else []
 
 
@@ -263,8 +263,8 @@ def _describe_lowest_gain(study: Study, together: Sequence[Winner]) -> list[str]
         return []
     if not none:
         jobs = f"{_describe_winner(study, worst)}{worst.marks}"
-        return [f"The smallest speed-up is {times_in_words(worst.speedup)}, with {jobs}."]
-    names = [jobs_in_words(winner.case, winner.degree) for winner in none]
+        return [f"The smallest speed-up is {format_times(worst.speedup)}, with {jobs}."]
+    names = [describe_jobs(winner.case, winner.degree) for winner in none]
     if len(names) <= _MOST_NAMED:
         return [f"Sharing gains nothing for {join_words(names)}."]
     return [f"Sharing gains nothing in {len(none)} of {_cases(len(together))}, such as {names[-1]}."]
@@ -316,12 +316,12 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
 def _describe_winner(study: Study, winner: Winner) -> str:
     """Return `3 resnet26_cifar10 under MPS`; if modes are tied, name the mode with the best median."""
     first, *rivals = winner.tied
-    jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])} under {first}"
+    jobs = f"{describe_jobs(winner.case, winner.degree)}{describe_sizes(study, [winner.case])} under {first}"
     # `_describe_certainty` reports too few blocks for any verdict.
     return f"{jobs} (no verdict against {join_words(rivals)})" if rivals and winner.is_enough else jobs
 
 
-def sizes_in_words(study: Study, cases: Collection[Case]) -> str:
+def describe_sizes(study: Study, cases: Collection[Case]) -> str:
     """Return the workload of each letter in some mixes: ` (L: resnet152_imagenet, S: resnet26_cifar10)`.
 
     A letter with several workloads is left out, because the table of mixes lists them.
@@ -352,7 +352,7 @@ MOST = 4
 TIMES = "\u00d7"
 """The unit of a ratio."""
 _GRACT = "gract_mean_ratio"
-_EAGER, _CUDA_GRAPH = (labels.value_in_words(labels.STEP_MODE, mode) for mode in ("eager", "cuda_graph"))
+_EAGER, _CUDA_GRAPH = (labels.format_param_value(labels.STEP_MODE, mode) for mode in ("eager", "cuda_graph"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -618,7 +618,7 @@ def _describe_basis(estimate: Estimate, form: Callable[[float], str], num_gpus: 
 
 
 def _name_group(cell: Cell) -> str:
-    return f"{jobs_in_words(cell.case, cell.degree)}, {cell.mode}"
+    return f"{describe_jobs(cell.case, cell.degree)}, {cell.mode}"
 
 
 def _count_gpus(cells: Sequence[Cell]) -> int:

@@ -37,7 +37,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate, Scale, estimate
 from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import describe_host_bound, jobs_in_words
+from pipeline.report.evaluate.wording import describe_host_bound, describe_jobs
 from pipeline.report.page.effect_tables import (
     list_profile_tables,
     list_service_tables,
@@ -338,7 +338,7 @@ def make_drift_table(study: Study) -> Table:
         if (baseline := _baseline(row)) is not None:
             unit, value = baseline
             case = cases[row.run_id]
-            label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
+            label = case.label if row.degree == 1 else describe_jobs(case, row.degree)
             gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs does not count as drift
             by_label.setdefault((label, gpu, unit), {})[row.block] = value
     series = [
@@ -433,7 +433,7 @@ def list_publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
         Column("finding", lambda check: check.finding.text),
         Column("where", lambda check: check.finding.where or None),
         *list_columns({"case": "case_label", "jobs": "degree", "mode": "mode"}),
-        *list_columns({"paper": "finding.range_in_words", "ours": "figure_in_words"}),
+        *list_columns({"paper": "finding.range_text", "ours": "figure_in_words"}),
         *list_end_columns("", lambda check: check.figure)[1:],
         *list_columns({"agreement": "agreement.value", "by how much": "difference", "mind": "note"}),
     ]

@@ -63,22 +63,22 @@ class Choice:
                     f"{STUDY} {study}: no such study; choose one of: {_list_names(map(_describe_start, newest_first))}"
                 )
         chosen = [row for row in rows if row.start in self.studies or not self.studies]
-        devices = Counter(row.device_in_words for row in chosen)
+        devices = Counter(row.device_label for row in chosen)
         names = tuple(_find_device(device, devices) for device in self.devices)
-        if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
+        if len({row.is_simulated for row in chosen if row.device_label in names}) > 1:
             raise ConfigError(f"{self.words} mixes real and simulated devices; write one report for each kind")
         return dataclasses.replace(self, devices=names)
 
     def includes(self, row: Row) -> bool:
         """Return whether this choice, after `check`, includes the study and the device of a row."""
         is_of_study = not self.studies or row.start in self.studies
-        return is_of_study and (not self.devices or row.device_in_words in self.devices)
+        return is_of_study and (not self.devices or row.device_label in self.devices)
 
 
 def separate_simulated(rows: Sequence[Row]) -> tuple[list[Row], Mapping[str, int]]:
     """Return the rows of real devices, or all rows if none is real; and the number of simulated rows left out."""
     real = [row for row in rows if not row.is_simulated]
-    devices = Counter(row.device_in_words for row in rows if row.is_simulated) if real else Counter[str]()
+    devices = Counter(row.device_label for row in rows if row.is_simulated) if real else Counter[str]()
     left_out = {f"{name}; {shlex.join([DEVICE, name])} shows them": number for name, number in devices.items()}
     return real or list(rows), left_out
 
@@ -105,7 +105,7 @@ def _list_names(names: Iterable[str]) -> str:
 def _describe_start(rows: Sequence[Row]) -> str:
     """Describe one start of a study: `ID (17 groups on NVIDIA A100, 2026-11-25 17:49)`."""
     begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-    devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
+    devices = " and ".join(dict.fromkeys(row.device_label for row in rows))
     return f"{rows[0].start} ({format_count(len(rows), 'group')} on {devices}, {begin})"
 
 

@@ -94,7 +94,7 @@ def read_counters(row: Row) -> list[StressorCounters]:
     }
     return [
         StressorCounters(
-            device=row.device_in_words,
+            device=row.device_label,
             gpu_uuid=row.gpu_uuid,
             block=row.block,
             place=place,
