@@ -169,8 +169,8 @@ class Contrast:
         simulated = " (simulated)" if self.cell.is_simulated else ""
         if self.ratio is None:
             return f"{self.jobs}, {self.mode}: {describe_finding(self.cell)}.{simulated}"
-        both = [self.cell, *([self.other] if self.other is not None else [])]
-        marks = describe_marks(both, only_of_rows=self.against != SERIAL.label)
+        cells = [self.cell, *([self.other] if self.other is not None else [])]
+        marks = describe_marks(cells, only_of_rows=self.against != SERIAL.label)
         return f"{self.jobs}, {self.mode}: {self.ratio.median:.2f} x {_describe_comparison(self)}{marks}{simulated}"
 
     @property
@@ -205,8 +205,8 @@ def _describe_need(pair: Contrast) -> str:
     if pair.holds_for == "on these hosts":
         return "no verdict over several hosts"
     if pair.num_gpus > 1:
-        needed = f"{MIN_GPUS} GPUs" if pair.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
-        return f"no verdict: each GPU counts once, and {needed} are needed"
+        requirement = f"{MIN_GPUS} GPUs" if pair.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
+        return f"no verdict: each GPU counts once, and {requirement} are needed"
     if pair.blocks_needed is not None:
         return f"no verdict: about {pair.blocks_needed} blocks are needed"
     if pair.num_blocks < statistics.MIN_FOR_INTERVAL:
@@ -340,8 +340,8 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike, margin: Arr
 def _estimate_blocks(pair: Contrast, num_tests: int) -> int | None:
     if pair.test is None or pair.num_gpus > 1 or pair.num_blocks < statistics.MIN_FOR_INTERVAL:
         return None
-    needed = blocks_needed(pair.test, num_tests)
-    return None if needed is None else max(needed, pair.num_blocks + 1)
+    num_blocks = blocks_needed(pair.test, num_tests)
+    return None if num_blocks is None else max(num_blocks, pair.num_blocks + 1)
 
 
 def _pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Contrast]:

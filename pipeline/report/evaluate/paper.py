@@ -331,21 +331,21 @@ def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
 def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bool) -> tuple[Agreement, str]:
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
-    away = ""
+    distance = ""
     if estimate.median < low:
-        away = f"{100 * (1 - estimate.median / low):.0f} % lower, "
+        distance = f"{100 * (1 - estimate.median / low):.0f} % lower, "
     elif estimate.median > high:
-        away = f"{100 * (estimate.median / high - 1):.0f} % higher, "
+        distance = f"{100 * (estimate.median / high - 1):.0f} % higher, "
     if estimate.low is None or estimate.high is None:
-        return Agreement.UNDECIDED, f"{away}too few blocks for an interval"
+        return Agreement.UNDECIDED, f"{distance}too few blocks for an interval"
     if is_drifting:
-        return Agreement.UNDECIDED, f"{away}{'but ' if away else ''}a speed drifts with its host"
+        return Agreement.UNDECIDED, f"{distance}{'but ' if distance else ''}a speed drifts with its host"
     if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
-        return Agreement.DIFFERS, away.removesuffix(", ")
-    if away:
-        return Agreement.UNDECIDED, f"{away}but the interval reaches into the range"
+        return Agreement.DIFFERS, distance.removesuffix(", ")
+    if distance:
+        return Agreement.UNDECIDED, f"{distance}but the interval reaches into the range"
     return Agreement.UNDECIDED, "the interval is wider than the range"
 
 

@@ -96,9 +96,9 @@ def describe_details(comparisons: Iterable[Contrast], mode: str) -> str:
 
     For example: `MPS: 1.36 x CUDA graph alone; energy 0.36 x serial (0.34 to 0.39), 1.00 x CUDA graph alone.`
     """
-    known = _compare_with_baselines(comparisons, mode)
-    speeds = [v for v in known if v.quantity is Quantity.SPEED and v.is_against_best_solo]
-    energies = [pair for pair in known if pair.quantity is Quantity.ENERGY]
+    contrasts = _compare_with_baselines(comparisons, mode)
+    speeds = [v for v in contrasts if v.quantity is Quantity.SPEED and v.is_against_best_solo]
+    energies = [pair for pair in contrasts if pair.quantity is Quantity.ENERGY]
     texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
     return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
 
@@ -139,8 +139,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
     else:
         sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
-            ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
-            sentence += f"; {ahead} faster than {join_words(slower)}"
+            subject = "all" if is_slower >= set(itertools.product(slower, tied)) else best
+            sentence += f"; {subject} faster than {join_words(slower)}"
         sentence += "."
     first = next((cell for cell in cells if cell.mode == best), None)
     sentence = f"{sentence} {describe_details(comparisons, best)}".strip()

@@ -136,19 +136,19 @@ def _gains(cells: Sequence[Cell]) -> list[str]:
 
 def _line(names: Sequence[str], texts: Sequence[str]) -> str:
     """Return `A, B and 2 more: for example TEXT`."""
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    such = "for example " if len(set(texts)) > 1 else ""
-    return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
+    omitted = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    introduction = "for example " if len(set(texts)) > 1 else ""
+    return f"{join_words([*names[:_MOST_NAMES], *omitted])}: {introduction}{texts[0]}"
 
 
 def describe_host_bound(cells: Sequence[Cell]) -> str:
     """Name the groups in which at least half of the jobs were host-bound; empty if no group has this figure."""
-    known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
+    measured_cells = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
-    for cell in known:
+    for cell in measured_cells:
         if cell.estimates[HOST_BOUND].median >= 0.5:
             bound[describe_jobs(cell.case, cell.degree)].append(cell.mode)
-    if not known:
+    if not measured_cells:
         return ""
     means = (
         f"a process of the job kept a CPU core at least {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "

@@ -94,10 +94,10 @@ def _speed(
     cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
     best = {(winner.case, winner.degree): winner for winner in winners}
-    ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
+    shown_cells = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
     places = {
         place: members
-        for place, members in group_places(ran).items()
+        for place, members in group_places(shown_cells).items()
         if any(cell.sharing != SERIAL for cell in members)
     }
     modes = tuple(list_modes([cell for members in places.values() for cell in members]))

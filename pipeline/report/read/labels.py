@@ -147,16 +147,18 @@ def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequ
     Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The place of a job that did not start is empty.
     """
     words = []
-    known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
+    excluded_keys = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
     if mode.placement_fact == PROFILE:
-        known |= _ASKED_PROFILES
+        excluded_keys |= _ASKED_PROFILES
         profiles = find_profiles(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         instances = _instances(places)
         words.append(_format_slices(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
     words.append(_describe_limit(mode, options, places))
     words += [
-        f"{key}={describe_value(value)}" for key, value in mode.naming(sorted(options.items())) if key not in known
+        f"{key}={describe_value(value)}"
+        for key, value in mode.naming(sorted(options.items()))
+        if key not in excluded_keys
     ]
     return " ".join(filter(None, words))
 

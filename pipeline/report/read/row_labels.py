@@ -145,8 +145,8 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
     label_of = {
         digest: labels.label_workload(names[digest], params, words[digest]) for digest, params in programs.items()
     }
-    apart = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
-    return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in apart.items()}
+    distinct_labels = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
+    return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in distinct_labels.items()}
 
 
 def _distinguish_labels(
