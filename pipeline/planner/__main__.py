@@ -62,8 +62,8 @@ def make_parser(*words: str) -> argparse.ArgumentParser:
         "no plan exists, a check fails or a step failed; 2 for unusable input or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, about) in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+    for name, (_, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         command.add_argument("--json", action="store_true", help="print JSON")
         if words[:1] == (name,):
             _load("add_{}_arguments", name)(command)

@@ -67,9 +67,9 @@ class Amendment:
 def write_json(path: Path, content: object) -> None:
     """Replace a file atomically by the JSON of `content`."""
     text = json.dumps(content, default=read_fields)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary_path.write_text(text, encoding="utf-8")
+    temporary_path.replace(path)
 
 
 def write(folder: Path, record: GroupRecord) -> None:
@@ -86,10 +86,10 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
     def add() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with locks.hold_lock(folder):
-            known: dict[str, float] = {}
+            earlier_metrics: dict[str, float] = {}
             with suppress(TrackingError):
-                known = read_amendment(file).metrics
-            write_json(file, dataclasses.replace(amendment, metrics=known | amendment.metrics))
+                earlier_metrics = read_amendment(file).metrics
+            write_json(file, dataclasses.replace(amendment, metrics=earlier_metrics | amendment.metrics))
 
     create_below_spool(add)
     return file
@@ -103,10 +103,10 @@ def create_below_spool(make: Callable[[], None]) -> None:
     return make()
 
 
-def remove_amendment(file: Path, sent: Amendment) -> None:
+def remove_amendment(file: Path, amendment: Amendment) -> None:
     """Remove the file of an amendment that was sent, unless the file has changed since."""
     with locks.hold_lock(file.parent), suppress(TrackingError):
-        if read_amendment(file) == sent:
+        if read_amendment(file) == amendment:
             file.unlink()
 
 
@@ -136,7 +136,7 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
     _remove_abandoned(spool_root)
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
-    elsewhere: dict[Path, str] = {}
+    remote_folders: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
     written = find_written(_find_doubtful(spool_root, closes_lost=closes_lost))
     for folder in _list_folders(layout.RECORD, spool_root):
@@ -150,14 +150,14 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
                 if not free:
                     busy.append(folder)
                 elif not record.is_closed and may_live:
-                    elsewhere[folder] = record.host
+                    remote_folders[folder] = record.host
                 else:
                     ready.append((_close(folder, record).clock.wall_ns, folder))
         except (TrackingError, OSError) as error:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
     sendable = tuple(folder for _, folder in sorted(ready))
-    return Survey(ready=sendable, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
+    return Survey(ready=sendable, busy=tuple(busy), elsewhere=remote_folders, unreadable=unreadable)
 
 
 def _remove_abandoned(spool_root: Path) -> None:
@@ -231,8 +231,8 @@ def _close(folder: Path, record: GroupRecord) -> GroupRecord:
     # A folder of another user may name processes that do not belong to that user.
     ended = leftovers.clear(record.spool_id) if folder.stat().st_uid == os.geteuid() else 0
     if ended:
-        what = "1 process" if ended == 1 else f"{ended} processes"
-        log.warning("ended %s of the killed orchestrator of %s", what, folder.name)
+        processes = "1 process" if ended == 1 else f"{ended} processes"
+        log.warning("ended %s of the killed orchestrator of %s", processes, folder.name)
     record = _interrupt_record(folder, record)
     write(folder, record)
     return record

@@ -117,10 +117,10 @@ def _format_new_file(path: Path, root: Path) -> str:
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:
-        *lines, rest = path.read_bytes().decode().split("\n")  # git recognises no other line ending
+        *lines, last_line = path.read_bytes().decode().split("\n")  # git recognises no other line ending
     except (OSError, UnicodeDecodeError):
         return f"{begin}Binary files /dev/null and b/{name} differ\n"
     lines = [f"{line}\n" for line in lines]
-    if rest:
-        lines.append(f"{rest}\n\\ No newline at end of file\n")
+    if last_line:
+        lines.append(f"{last_line}\n\\ No newline at end of file\n")
     return begin + "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}"))

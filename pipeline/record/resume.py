@@ -32,8 +32,8 @@ def select_remaining(
     """
     keys = _make_keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
-    now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
-    states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
+    current_states = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
+    states = merge_same([*current_states.values(), *(stored.machine_state for stored in finished)])
     stored_by_key: dict[str, dict[MachineState, GroupRecord]] = {}
     # Results with the same packages come last and therefore replace results with other packages.
     for stored in sorted(finished, key=lambda stored: stored.digest in keys):
@@ -47,7 +47,9 @@ def select_remaining(
     done: dict[str, GroupRecord] = {}
     for groups in shards.values():
         members = [keys[group.digest] for group in groups]
-        origin = _choose_state(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
+        origin = _choose_state(
+            members, stored_by_key, [states[current_states[device]] for device in gpus or (groups[0].device,)]
+        )
         done |= {key: stored_by_key[key][origin] for key in members if origin in stored_by_key.get(key, {})}
     missing = tuple(group for group in plan.groups if keys[group.digest] not in done)
     return missing, [_make_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
@@ -109,13 +111,13 @@ def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[GroupRe
     """
     digests = {group.digest for group in plan.groups}
     settings = {group.settings_digest for group in plan.groups}
-    again = {(group.name, group.block) for group in missing}
+    repeated_groups = {(group.name, group.block) for group in missing}
     return [
         stored
         for stored in reversed(finished)
         if _has_finding(stored)
         and stored.digest not in digests
-        and (stored.settings_digest not in settings or (stored.name, stored.block) in again)
+        and (stored.settings_digest not in settings or (stored.name, stored.block) in repeated_groups)
     ]
 
 

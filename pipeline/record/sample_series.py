@@ -155,7 +155,7 @@ def select_child_series(samples: Mapping[SeriesKey, Series], child: JobRecord, f
     return {**shared, **of_job}
 
 
-def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
+def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, description: About) -> Path:
     """Write every sample to a tidy table with one value per row, and return its path."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -176,7 +176,7 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
         ]
         tables.append(pa.table(columns, names=list(COLUMNS)))
     path = folder / SAMPLE_TABLE
-    metadata = json.dumps(asdict(about)).encode()
+    metadata = json.dumps(asdict(description)).encode()
     pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: metadata}), path)
     return path
 

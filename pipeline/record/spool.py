@@ -74,19 +74,19 @@ class SpoolRun:
 
     def close(self, result: GroupResult) -> None:
         """Write the result; afterwards the folder can be sent."""
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         by_index = {job.job.index: job for job in result.jobs}
         if series := {str(index): job.series for index, job in by_index.items() if job.series}:
             group_folder.write_json(self.folder / layout.SERIES, series)
         notes = read_facts(result.tags)
         invalid, note = notes.pop("invalid", ""), notes.pop("flag", "")
-        closed: GroupRecord = _add_ending(self.record, result, {}, now)
+        closed: GroupRecord = _add_ending(self.record, result, {}, now_ns)
         self.record = dataclasses.replace(
             closed,
             invalid=invalid,
             note=note,
             notes=closed.notes | {key: text for key, text in notes.items() if text},
-            jobs=tuple(_close_job(job, by_index.get(job.index), result, now) for job in self.record.jobs),
+            jobs=tuple(_close_job(job, by_index.get(job.index), result, now_ns) for job in self.record.jobs),
         )
         group_folder.write(self.folder, self.record)
 
@@ -221,7 +221,7 @@ def _make_record(
     interpreters: Mapping[Spec, Interpreter],
     origins: Mapping[str, Origin],
 ) -> GroupRecord:
-    now = time.monotonic_ns()
+    now_ns = time.monotonic_ns()
     of_scripts = {script: origins[script].facts for script in _list_scripts(group, origins)}
     # A fact that is equal in all jobs becomes a fact of the group.
     shared = set.intersection(*(set(values.items()) for values in of_scripts.values())) if of_scripts else set()
@@ -229,7 +229,7 @@ def _make_record(
     jobs = tuple(
         JobRecord(
             name=job.name,
-            start_ns=now,
+            start_ns=now_ns,
             params={
                 "workload": job.workload.name,
                 **environments.get(job.workload.env, {}),
@@ -251,7 +251,7 @@ def _make_record(
         experiment=group.experiment,
         clock=Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns()),
         name=group.name,
-        start_ns=now,
+        start_ns=now_ns,
         params=_make_params(group),
         facts=facts | group.device.facts.as_texts() | dict(shared),
         jobs=jobs,
@@ -327,26 +327,26 @@ def _encode_group(group: Group) -> str:
     return json.dumps(masked | {"key": group.key}, indent=1)  # masking would replace this digest
 
 
-def _add_ending(run: AnyRun, ending: GroupResult | JobResult, series: Series, now: int) -> AnyRun:
+def _add_ending(run: AnyRun, ending: GroupResult | JobResult, series: Series, now_ns: int) -> AnyRun:
     not_finite = group_record.list_not_finite(ending.metrics, series)
     return dataclasses.replace(
         run,
         result=ending.result,
         reason=ending.reason,
-        end_ns=now,
+        end_ns=now_ns,
         metrics=group_record.collect_metrics(ending.metrics, series),
         notes=run.notes | ({"not_finite": ", ".join(not_finite)} if not_finite else {}),
     )
 
 
-def _close_job(record: JobRecord, job: JobResult | None, group: GroupResult, now: int) -> JobRecord:
+def _close_job(record: JobRecord, job: JobResult | None, group: GroupResult, now_ns: int) -> JobRecord:
     if job is None:
         ending = endings.judge_absent_job(group.result)
-        return dataclasses.replace(record, result=ending.result, reason=ending.reason, end_ns=now)
+        return dataclasses.replace(record, result=ending.result, reason=ending.reason, end_ns=now_ns)
     return dataclasses.replace(
-        _add_ending(record, job, job.series, now),
+        _add_ending(record, job, job.series, now_ns),
         start_ns=record.start_ns if job.start_ns is None else job.start_ns,
-        end_ns=now if job.end_ns is None else job.end_ns,
+        end_ns=now_ns if job.end_ns is None else job.end_ns,
         params=record.params
         | ({PARAM: job.work_unit} if job.work_unit else {})
         | {f"job.{key}": value for key, value in job.params.items()},

@@ -131,8 +131,8 @@ class Sender:
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
         """Open the server at `uri`, or else the store in `root`, without waiting; `wait_for_store` returns it."""
-        where = {"root": str(root), "uri": uri, "series_points": series_points}
-        self._opening = {"op": "open", "experiment": experiment, **where}
+        options = {"root": str(root), "uri": uri, "series_points": series_points}
+        self._opening = {"op": "open", "experiment": experiment, **options}
         self._ask(self._opening)
 
     def wait_for_store(self) -> dict[str, Any]:
@@ -198,21 +198,21 @@ class Sender:
                 return
             self._take_reply()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Kill the process; unsent groups remain in the spool."""
         with interrupts.hold_interrupts():
             self._has_given_up = True
             if self._process is not None:
                 self._process.kill()
             while self._pending:
-                self._note(self._pending.popleft(), {"ok": False, "error": why})
+                self._note(self._pending.popleft(), {"ok": False, "error": reason})
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.finish_requests()
         self._ask(request)
         while True:
-            answered, reply = self._take_reply()
-            if answered is request:
+            oldest, reply = self._take_reply()
+            if oldest is request:
                 return _check(reply)
 
     # Interrupts are held while a request is written or a reply is read: a reply belongs to the oldest pending request.
@@ -253,15 +253,15 @@ class Sender:
 
     def _take_reply(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the oldest request and its reply; restart a dead or unresponsive process once."""
-        while (wrong := self._read()) is not None and not self._was_restarted:
-            log.warning("%s; restarting it", wrong)
+        while (error := self._read()) is not None and not self._was_restarted:
+            log.warning("%s; restarting it", error)
             self._restart()
         with interrupts.hold_interrupts():
-            if wrong is None:
+            if error is None:
                 line, self._buffer = self._buffer.split(b"\n", 1)
                 reply = json.loads(line)
             else:
-                reply = {"ok": False, "error": wrong}
+                reply = {"ok": False, "error": error}
             request = self._pending.popleft()
             self._note(request, reply)
         return request, reply

@@ -70,10 +70,10 @@ class RequestHandler:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Execute a request and return its reply, without `ok`."""
         match request:
-            case {"op": "open", "experiment": str(experiment), **where}:
-                if "root" in where:
-                    self._root, self._uri, self._stores = Path(where["root"]), where["uri"], {}
-                    self._series_points = where["series_points"]
+            case {"op": "open", "experiment": str(experiment), **options}:
+                if "root" in options:
+                    self._root, self._uri, self._stores = Path(options["root"]), options["uri"], {}
+                    self._series_points = options["series_points"]
                 store = self._open(self._uri)
                 kind = "server" if store.root is None else "local"
                 return {"experiment_id": store.open_experiment(experiment), "uri": store.uri, "kind": kind}
@@ -82,8 +82,8 @@ class RequestHandler:
                 self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
                 return {"run_id": runs.parent}
             case {"op": "send", "spool": str(folder)}:
-                sent = self.send(Path(folder))
-                return {"run_id": sent and sent.parent, "failed": sent.failed if sent else {}}
+                sent_runs = self.send(Path(folder))
+                return {"run_id": sent_runs and sent_runs.parent, "failed": sent_runs.failed if sent_runs else {}}
             case {"op": "amend", "spool": str(file)}:
                 if Path(file).exists():
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
@@ -101,13 +101,13 @@ class RequestHandler:
 
     def _answer_query(self, request: dict[str, Any]) -> dict[str, Any]:
         match request:
-            case {"op": "finished", "experiment": str(experiment), **where}:
-                finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
+            case {"op": "finished", "experiment": str(experiment), **options}:
+                finished = results.find_finished(options.get("store") or self._open(self._uri), experiment)
                 return {"groups": json_decoder.encode(finished)}
-            case {"op": "ran", "store": str(where_it_is)}:
-                return {"groups": [dataclasses.asdict(ran) for ran in results.find_past_groups(where_it_is)]}
-            case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
-                return {"group": json_decoder.encode(results.recall(where_it_is, run_id))}
+            case {"op": "ran", "store": str(location)}:
+                return {"groups": [dataclasses.asdict(group) for group in results.find_past_groups(location)]}
+            case {"op": "recall", "run_id": str(run_id), "store": str(location)}:
+                return {"group": json_decoder.encode(results.recall(location, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
     def send(self, folder: Path) -> RunIds | None:
@@ -115,8 +115,8 @@ class RequestHandler:
         self._studies.add(folder.parent)
         if not folder.exists():
             return None
-        begun = self._begun.get(folder)
-        return send(self._open, folder, series_points=self._series_points, begun=begun)
+        begun_runs = self._begun.get(folder)
+        return send(self._open, folder, series_points=self._series_points, begun_runs=begun_runs)
 
     def refuse_unusable(self, paths: Iterable[Path]) -> None:
         """Raise a StoreError if one of these groups or amendments needs the local store and it is unusable."""

@@ -22,7 +22,7 @@ from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.metrics import choose_prefix
 from pipeline.report.evaluate.selector import EvaluatedStudy
-from pipeline.report.evaluate.statistics import interval_in_words
+from pipeline.report.evaluate.statistics import format_interval
 from pipeline.report.evaluate.study_board import (
     Agreement,
     Board,
@@ -134,8 +134,8 @@ def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
 def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
     device, *distinctions = all_names[place]
     same = [names for other, names in enumerate(all_names) if other != place and names[0] == device]
-    for which, word in enumerate(distinctions, 1):
-        if all(names[which] != word for names in same):
+    for position, word in enumerate(distinctions, 1):
+        if all(names[position] != word for names in same):
             return f"{device}, {word}" if same else device
     return ", ".join(filter(None, (device, *distinctions[:2])))
 
@@ -170,8 +170,8 @@ def describe_agreement(board: Board) -> str:
     del compared[Agreement.ALONE]
     if not compared:
         return "No case has verdicts in several columns."
-    in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
-    parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
+    phrases = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
+    parts = [f"{words} {compared[agreement]}" for agreement, words in phrases if compared[agreement]]
     return f"Of {format_count(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
@@ -183,16 +183,16 @@ def describe_winners(board: Board) -> list[str]:
 def _describe_column_winners(place: int, board: Board) -> str:
     column = board.columns[place]
     outcomes = [line.members[place] for line in board.lines if place in line.members]
-    together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
-    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in together]
+    collocated_outcomes = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
+    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in collocated_outcomes]
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
     heading = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
-    if not together:
+    if not collocated_outcomes:
         return f"{heading}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
-    undecided = len(together) - wins.total()
+    undecided = len(collocated_outcomes) - wins.total()
     parts += [f"there is no verdict in {undecided}"] if undecided else []
-    return f"{heading}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
+    return f"{heading}: of {format_count(len(collocated_outcomes), 'case')} with several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -306,7 +306,7 @@ def _over_best_solo(outcome: Outcome, quantity: str) -> str:
     comparison = outcome.find_comparison(quantity, is_best_solo=True)
     if comparison is None:
         return ""
-    return f"{comparison.ratio.median:.2f}{interval_in_words(comparison.ratio, '.2f')} x {comparison.against}"
+    return f"{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:
@@ -321,8 +321,8 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
     median, serial = outcome.energy.median, outcome.energy_of_serial
     scale, prefix = choose_prefix([median])
     is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
-    beside = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
-    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", beside
+    serial_text = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
+    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", serial_text
 
 
 def _short(value: float) -> str:
@@ -334,8 +334,8 @@ def _describe_column(column: Column) -> list[str]:
     study = column.measured
     gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
     stamp = f"{study.stamp}, no measurement of a real GPU" if study.stamp else ""
-    about = filter(None, (stamp, f"experiment {study.experiment}", f"{gpus}, {blocks}", study.host))
-    return [*about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]
+    details = filter(None, (stamp, f"experiment {study.experiment}", f"{gpus}, {blocks}", study.host))
+    return [*details, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]
 
 
 def _parser() -> argparse.ArgumentParser:

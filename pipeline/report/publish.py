@@ -166,5 +166,5 @@ def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
     )
 
 
-def _make_refusal(folder: Path, why: str) -> ConfigError:
-    return ConfigError(f"cannot write the report to {folder}: {why}")
+def _make_refusal(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(f"cannot write the report to {folder}: {reason}")

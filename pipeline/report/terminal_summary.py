@@ -73,14 +73,14 @@ def _sentences(winner: Winner | None, comparisons: Sequence[Contrast]) -> list[s
         return [verdict.sentence for verdict in by_quantity.get(Quantity.SPEED, comparisons)]
     if winner.mode not in (None, SERIAL.label):
         return [winner.sentence]
-    together = [mode for mode in winner.tied if mode != SERIAL.label] or [verdict.mode for verdict in comparisons]
+    sharing_modes = [mode for mode in winner.tied if mode != SERIAL.label] or [verdict.mode for verdict in comparisons]
     gain = [
         verdict.sentence
         for verdict in by_quantity.get(Quantity.SPEED, [])
-        if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
+        if (verdict.mode, verdict.against) == (sharing_modes[0], SERIAL.label)
     ]
-    details = describe_details(comparisons, together[0])
+    details = describe_details(comparisons, sharing_modes[0])
     # If there is no verdict against serial either, the sentence on the gain is enough.
     if winner.mode is None and SERIAL.label in winner.tied:
         return [*gain, details]
-    return [winner.sentence, *gain, *([details] if together[0] != winner.tied[0] else [])]
+    return [winner.sentence, *gain, *([details] if sharing_modes[0] != winner.tied[0] else [])]

@@ -90,11 +90,11 @@ def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
     patience = WaitBudget(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
     while True:
         try:
-            with UndoStack() as taken:
+            with UndoStack() as device_stack:
                 study = StudyRun(request, *make_plan(request), waited_s=patience.waited_s)
-                study.take_devices(taken)
+                study.take_devices(device_stack)
                 with interrupts.hold_interrupts():
-                    stack.enter_context(taken.pop_all())
+                    stack.enter_context(device_stack.pop_all())
                 return study
         except InUseError as error:
             patience.wait(error)
@@ -114,10 +114,10 @@ def refuse_unknown_program(command: Sequence[str]) -> None:
 
 def run_end_command(command: Sequence[str], summary: str) -> None:
     """Run the command without a shell, for at most ten seconds; a failure is only noted."""
-    called = [summary if word == SUMMARY else word for word in command]
+    argv = [summary if word == SUMMARY else word for word in command]
     environ = {**os.environ, SUMMARY_VARIABLE: summary}
     try:
-        helper_program.run(called, environ=environ, timeout_s=_LIMIT_S)
+        helper_program.run(argv, environ=environ, timeout_s=_LIMIT_S)
     except CommandError as error:
-        short = CommandError(called[:1], error.status, " ".join(error.stderr.split()))  # omits the arguments
+        short = CommandError(argv[:1], error.status, " ".join(error.stderr.split()))  # omits the arguments
         words.say(f"note: on_end: {short}")

@@ -197,9 +197,9 @@ class GroupExecution:
     def _bytes_to_read(self) -> int:
         return sum(state.bytes_to_read for state in self._states())
 
-    def _keep_traceback(self, error: Exception, what: str) -> None:
+    def _keep_traceback(self, error: Exception, failure: str) -> None:
         level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
-        log.log(level, "%s: %s", self.group.name, what, exc_info=error)
+        log.log(level, "%s: %s", self.group.name, failure, exc_info=error)
         with suppress(OSError):
             self.record.add_artifact(layout.ORCHESTRATOR_ERROR, "".join(traceback.format_exception(error)))
 

@@ -137,14 +137,14 @@ def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
 def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the facts in the file; if the file is missing, create it atomically with these facts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
-    beside.write_text(json.dumps(facts), encoding="utf-8")
+    temporary_path = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+    temporary_path.write_text(json.dumps(facts), encoding="utf-8")
     try:
-        os.link(beside, path)
+        os.link(temporary_path, path)
     except FileExistsError:
         return dict(json.loads(regular_files.read_text(path)))
     finally:
-        beside.unlink()
+        temporary_path.unlink()
     return facts
 
 
@@ -152,8 +152,8 @@ def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterat
     for name in first[_MACHINE]:
         if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
             yield f"{name}: {local} here, {remote} for the other workers"
-    for before, now in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
-        if words := compare_locks(before, now):
+    for before, current in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
+        if words := compare_locks(before, current):
             yield f"{words} here"
     for name in sorted(first[_FILES].keys() | facts[_FILES].keys()):
         if first[_FILES].get(name) != facts[_FILES].get(name):

@@ -28,28 +28,28 @@ def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
 
 
 def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
-    known: Sequence[GroupResult] = ()
+    finished_rows: Sequence[GroupResult] = ()
     if request.config.resume != Resume.NO:
-        groups, known = stored_results.divide(request, plan, inventory)
+        groups, finished_rows = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
     past = stored_results.find_past_groups(request)
-    ahead = forecast(plan.groups, past)
+    estimate = forecast(plan.groups, past)
     memory = MemoryForecast(plan.groups, past)
     needs = {group.number: need for group in plan.groups if (need := memory.forecast(group)) is not None}
     if request.config.dry_run == config_schema.JSON:
-        bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
-        loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
+        bounds = {"at_least": estimate.least_s, "at_most": estimate.most_s, "num_unknown_groups": estimate.num_unknown}
+        loosely = {"num_other_packages": estimate.num_other_packages, "other_programs": estimate.other_programs}
         packages_of_others = {key: value for key, value in loosely.items() if value}
         memory_mib = {number: need.needed_mib for number, need in needs.items()}
-        return plan_text.export_plan(plan, ahead.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
+        return plan_text.export_plan(plan, estimate.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
     of_memory = (
         f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
     )
     text = "\n".join([plan_text.format_plan(plan), *dict.fromkeys(of_memory)])  # once for all blocks
     if plan.goal is None:
-        return f"{text}\n{ahead.words}"
-    rule, known = (
+        return f"{text}\n{estimate.words}"
+    rule, finished_rows = (
         StoppingRule(plan.experiment, plan.goal, num_compared=0),
-        known or stored_results.find_known(request, plan),
+        finished_rows or stored_results.find_known(request, plan),
     )
-    return "\n".join([text, *rule.forecast(plan.groups, known, past, only_known=False)])
+    return "\n".join([text, *rule.forecast(plan.groups, finished_rows, past, only_known=False)])

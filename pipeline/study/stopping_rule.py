@@ -98,13 +98,13 @@ class StoppingRule:
             return f"{stopped}the goal is reached, {self._count(widths)} known within {self.goal.text}{without}"
         return f"{stopped}no group has a speed-up" if stopped else ""
 
-    def refuse_other_gpus(self, known: Sequence[GroupResult]) -> None:
+    def refuse_other_gpus(self, stored: Sequence[GroupResult]) -> None:
         """Raise `ConfigError` if stored blocks of another GPU would be compared with new blocks.
 
         Each GPU counts once in an interval, so more blocks would not make it narrower.
         """
-        uuids = [row.gpu_uuid for row in known if row.gpu_uuid != row.group.device.uuid]
-        widths = self.look(known)
+        uuids = [row.gpu_uuid for row in stored if row.gpu_uuid != row.group.device.uuid]
+        widths = self.look(stored)
         if uuids and not (widths and all(width.is_reached for width in widths)):
             raise ConfigError(
                 f"repeats=auto needs all blocks on one GPU, but the stored blocks are of {uuids[0]}; resume on "
@@ -112,23 +112,23 @@ class StoppingRule:
             )
 
     def forecast(
-        self, groups: Sequence[Group], known: Sequence[GroupResult], past: Iterable[PastGroup], *, only_known: bool
+        self, groups: Sequence[Group], stored: Sequence[GroupResult], past: Iterable[PastGroup], *, only_known: bool
     ) -> Iterator[str]:
         """Describe blocks and time for the goal, from the scatter of stored blocks and from similar earlier groups.
 
         With `only_known`, times that no earlier group tells are left out.
         """
-        past, widths = list(past), self.look(known)
+        past, widths = list(past), self.look(stored)
         yield from self.describe(widths)
-        needed = _estimate_blocks(widths)
-        if needed <= self.goal.max_blocks and not any(group.block <= needed for group in groups):
+        num_blocks = _estimate_blocks(widths)
+        if num_blocks <= self.goal.max_blocks and not any(group.block <= num_blocks for group in groups):
             yield f"the stored blocks reach the goal of {self.goal.text}"
             return
         for number in sorted({MIN_BLOCKS, self.last_block, self.goal.max_blocks}):
-            ahead = forecast([group for group in groups if group.block <= number], past)
-            if ahead.num_groups and not (only_known and ahead.num_unknown):
-                why = " (at the goal, with the scatter of the stored blocks)" if number == needed else ""
-                yield f"{format_count(number, 'block')}{why}: {ahead.words}"
+            estimate = forecast([group for group in groups if group.block <= number], past)
+            if estimate.num_groups and not (only_known and estimate.num_unknown):
+                note = " (at the goal, with the scatter of the stored blocks)" if number == num_blocks else ""
+                yield f"{format_count(number, 'block')}{note}: {estimate.words}"
 
     def _count(self, widths: Sequence[IntervalWidth]) -> str:
         return f"{format_count(len(widths), 'speed-up')} {'is' if len(widths) == 1 else 'are'}"

@@ -34,8 +34,8 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     sender, store = request.sender, request.config.tracking.uri or str(request.root)
     assert sender is not None
     finished = sender.find_finished(plan.experiment, store if request.config.dry_run else None)
-    groups, known = _find_remaining(request, plan, finished)
-    words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    groups, finished_rows = _find_remaining(request, plan, finished)
+    words.say(f"resume: {len(finished_rows)} of {len(plan.groups)} groups are finished")
     for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
     if not request.invocation.has_launcher_here:  # a launcher on this host would have printed these lines
@@ -52,8 +52,8 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
         ):
             words.say(line)
     if not request.config.dry_run:
-        _take_over(request, plan, known, finished)
-    return groups, known
+        _take_over(request, plan, finished_rows, finished)
+    return groups, finished_rows
 
 
 def find_known(request: StudyRequest, plan: Plan) -> list[GroupResult]:
@@ -90,12 +90,12 @@ def assign_to_plan(request: StudyRequest, plan: Plan, rows: Sequence[GroupResult
 
 
 def _take_over(
-    request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[GroupRecord]
+    request: StudyRequest, plan: Plan, finished_rows: Sequence[GroupResult], finished: Sequence[GroupRecord]
 ) -> None:
     """Tag results that this plan has, and that ran in other plans, as results of this plan, too."""
     assert request.sender is not None
     of_others = {group.spool_id: group.run_id for group in finished if group.plan_facts[-1].get("plan") != plan.digest}
-    shards_of_runs = {of_others[row.spool_id]: row.group.shard for row in known if row.spool_id in of_others}
+    shards_of_runs = {of_others[row.spool_id]: row.group.shard for row in finished_rows if row.spool_id in of_others}
     if shards_of_runs:
         facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked_command}
         request.sender.take_over(shards_of_runs, facts)
@@ -136,9 +136,9 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     rows, num_left = [], 0
     comparison = Comparison()
     for plan in plans:
-        remaining, known = _find_remaining(request, plan, finished)
+        remaining, finished_rows = _find_remaining(request, plan, finished)
         num_left += len(remaining)
-        rows += [*known, *resume.select_latest(remaining, finished)]
+        rows += [*finished_rows, *resume.select_latest(remaining, finished)]
     for row in rows:
         comparison.add(row)
     if rows:
@@ -146,9 +146,9 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         summary.show_where(experiment, request.config.tracking, request.sender, request.root)
     if num_left:
         all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")
-        them = "it" if num_left == 1 else "them"
+        pronoun = "it" if num_left == 1 else "them"
         words.say(
-            f"{num_left} of {all_groups} without a result; to run {them}: {request.invocation.masked_resume_command}"
+            f"{num_left} of {all_groups} without a result; to run {pronoun}: {request.invocation.masked_resume_command}"
         )
     return not num_left
 
@@ -193,6 +193,6 @@ def explain_unused_results(
     lines += [f"    changed since {group.name}: {line}" for line, group in changes.items()]
     by_program = {group.program_digest for group in groups}
     if num := sum(group.program_digest in by_program for group in newest.values()):
-        which = "it" if num == 1 else "them"
-        lines.append(f"resume: {num} of these differ only in the environment; resume=accept_environment uses {which}")
+        pronoun = "it" if num == 1 else "them"
+        lines.append(f"resume: {num} of these differ only in the environment; resume=accept_environment uses {pronoun}")
     return lines

@@ -103,23 +103,23 @@ class StudyRun:
         if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
             self._wait_for_store()  # an existing local store is opened while the first jobs start
         self._send_leftovers()
-        groups, known = self.plan.groups, list[GroupResult]()
+        groups, finished_rows = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
-            groups, known = stored_results.divide(self.request, self.plan, self.inventory)
+            groups, finished_rows = stored_results.divide(self.request, self.plan, self.inventory)
         if self.rule is not None:
-            self.rule.refuse_other_gpus(known)
+            self.rule.refuse_other_gpus(finished_rows)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
         for line in (*plan_text.list_warnings(self.plan), *plan_text.list_notes(self.plan)):
             words.say(line)
         self._warn_of_other_programs()
-        view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
+        view = make_view(Progress(self.plan.groups, [row.result for row in finished_rows], groups))
         if self.rule is not None:
-            self._print_block_forecast(self.rule, groups, known, view.progress)
+            self._print_block_forecast(self.rule, groups, finished_rows, view.progress)
         if self.config.memory is Memory.forecast:
             self.memory = MemoryForecast(self.plan.groups, stored_results.find_past_groups(self.request))
         begin_s = time.monotonic()
         try:
-            self._add_rows(known)
+            self._add_rows(finished_rows)
             self._run(groups, view, showing)
         except Interrupted as interrupted:
             if self.request.invocation.slurm_task:  # Slurm, not the user, sent the signal
@@ -129,7 +129,7 @@ class StudyRun:
             with interrupts.hold_interrupts():
                 self._finish()
                 self.request.summary = self._summarize(time.monotonic() - begin_s)
-                self._print_time_shares(time.monotonic() - begin_s, known)
+                self._print_time_shares(time.monotonic() - begin_s, finished_rows)
                 is_sent = self._report_unsent()
             if self.ended_by is not None:
                 raise self.ended_by
@@ -137,9 +137,9 @@ class StudyRun:
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _print_block_forecast(
-        self, rule: StoppingRule, groups: Sequence[Group], known: Sequence[GroupResult], progress: Progress
+        self, rule: StoppingRule, groups: Sequence[Group], finished_rows: Sequence[GroupResult], progress: Progress
     ) -> None:
-        stored = known or stored_results.find_known(self.request, self.plan)
+        stored = finished_rows or stored_results.find_known(self.request, self.plan)
         for line in rule.forecast(groups, stored, stored_results.find_past_groups(self.request), only_known=True):
             words.say(line)
         progress.last_block, progress.is_least = rule.last_block, rule.is_least
@@ -271,11 +271,11 @@ class StudyRun:
         new_rows = {row.group.digest: row for row in rows}
         changes = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
         for digest, changed in changes.items():
-            known = new_rows.get(digest)
+            new_row = new_rows.get(digest)
             if (
-                known is not None
-                and changed.result is known.result
-                and changed.metrics.items() <= known.metrics.items()
+                new_row is not None
+                and changed.result is new_row.result
+                and changed.metrics.items() <= new_row.metrics.items()
             ):
                 continue  # the store already has these figures, as in a resumed study
             self.spool.amend(changed)
@@ -339,16 +339,16 @@ class StudyRun:
         if unsent or late:
             command = entry_points.spell("tracking", "flush", "--root", str(self.root))
             figures = f"figures of {words.format_count(late, 'group')}"
-            what = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
+            subject = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
-                f"warning: {what} could not be sent and wait in {self.root / layout.SPOOL}; the next study sends them; "
-                f"to send them now, run: {command}"
+                f"warning: {subject} could not be sent and wait in {self.root / layout.SPOOL}; the next study sends "
+                f"them; to send them now, run: {command}"
             )
         return unsent == len(of_others) and not late
 
     def _error_log(self, row: GroupResult, index: int) -> str:
-        where = self.spool.locate_job(row, index)
-        return f"{shorten_path(where) if isinstance(where, Path) else where}/{layout.STDERR}"
+        folder = self.spool.locate_job(row, index)
+        return f"{shorten_path(folder) if isinstance(folder, Path) else folder}/{layout.STDERR}"
 
     def _print_resume_command(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
@@ -359,14 +359,14 @@ class StudyRun:
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
-            them = "it" if num_missing + num_failed == 1 else "them"
+            pronoun = "it" if num_missing + num_failed == 1 else "them"
             # A launcher prints its own command.
-            how = "" if invocation.has_launcher else f"; to run {them}: {invocation.masked_resume_command}"
-            words.say(f"{all_groups}: {', '.join(parts)}{how}")
+            command_hint = "" if invocation.has_launcher else f"; to run {pronoun}: {invocation.masked_resume_command}"
+            words.say(f"{all_groups}: {', '.join(parts)}{command_hint}")
             if not self.folder.is_dir():
                 words.say(f"the working folder {self.folder} was removed during the study; make it again first")
 
-    def _print_time_shares(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
-        ran = [row.metrics for row in self.rows[len(known) :]]
-        if share := phases.describe_shares(ran, elapsed_s):
-            words.say(f"{format_count(len(ran), 'group')} in {format_duration(elapsed_s)}: {share}")
+    def _print_time_shares(self, elapsed_s: float, finished_rows: Sequence[GroupResult]) -> None:
+        new_metrics = [row.metrics for row in self.rows[len(finished_rows) :]]
+        if share := phases.describe_shares(new_metrics, elapsed_s):
+            words.say(f"{format_count(len(new_metrics), 'group')} in {format_duration(elapsed_s)}: {share}")

@@ -48,9 +48,9 @@ def show_where(
     experiment: str, tracking: TrackingConfig, sender: Sender, root: Path, failed: Mapping[str, str] | None = None
 ) -> None:
     """Print the commands that write the report and open MLflow's page, and links to the runs of `failed` groups."""
-    where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
-    where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = entry_points.spell("report", f"--experiment={experiment}", *where)
+    location = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
+    location = [] if location == [f"--root={TrackingConfig().root}"] else location
+    command = entry_points.spell("report", f"--experiment={experiment}", *location)
     lines = [f"report: {command}", *_list_links(sender, root, failed or {})]
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
@@ -97,10 +97,10 @@ def list_missing_sources(plan: Plan) -> Iterator[str]:
             and any(_is_measured(finding, publication, group) for group in groups)
         ]
         for name, (quantity, listener) in _SOURCES.items():
-            if num := sum(needed == name for needed, _ in findings):
-                why = reasons.get(listener, f"no listener reads {quantity}; add {listener} to listeners")
+            if num := sum(finding_source == name for finding_source, _ in findings):
+                reason = reasons.get(listener, f"no listener reads {quantity}; add {listener} to listeners")
                 source = publication.about.partition(":")[0]
-                yield f"{quantity} of {format_count(num, 'published finding')} will be missing ({source}): {why}"
+                yield f"{quantity} of {format_count(num, 'published finding')} will be missing ({source}): {reason}"
 
 
 def _read_listeners(plan: Plan) -> tuple[set[str | None], dict[str, str]]:

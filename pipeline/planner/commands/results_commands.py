@@ -31,7 +31,7 @@ from pipeline.report.evaluate.predictions import (
     normalise_model,
     predict_pairs,
 )
-from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.evaluate.wording import describe_jobs
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import make_content
 from pipeline.report.page.table_format import MISSING, Table, format_estimate, format_value, round_value
@@ -131,7 +131,7 @@ def _format_advice(advices: list[Advice]) -> list[str]:
 def _describe_advice(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
     choice = f"use {advice.mode}" if advice.mode else "no advice"
     return [
-        f"{jobs_in_words(advice.case, advice.degree)}: {choice}: {advice.because}",
+        f"{describe_jobs(advice.case, advice.degree)}: {choice}: {advice.because}",
         *(f"    {change}" for change in advice.changes),
         *(f"    not considered: {mode}" for mode in advice.not_considered),
         *([f"    to get advice, run: {sweep}"] if sweep else []),

@@ -25,11 +25,11 @@ from pipeline.report.evaluate.statistics import (
     Estimate,
     blocks_needed,
     compare_pairs,
-    interval_in_words,
-    times_in_words,
+    format_interval,
+    format_times,
 )
 from pipeline.report.evaluate.verdicts import find_slower_pairs
-from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
+from pipeline.report.evaluate.wording import describe_finding, describe_gpus, join_words
 from pipeline.report.page.table_format import format_estimate
 
 
@@ -138,7 +138,7 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Advice]:
 def _place(cells: Sequence[Cell]) -> _Place:
     aim = _aim_of(cells)
     no_figure = [] if aim is None else [cell for cell in cells if cell.is_ranked and aim.metric not in cell.estimates]
-    not_considered = [f"{cell.mode}: {finding_in_words(cell)}" for cell in cells if not cell.is_ranked]
+    not_considered = [f"{cell.mode}: {describe_finding(cell)}" for cell in cells if not cell.is_ranked]
     not_considered += [f"{cell.mode}: its baseline is missing" for cell in no_figure if cell.mode != SERIAL.label]
     if aim is None:
         return _Place(cells, None, [], not_considered)
@@ -156,13 +156,13 @@ def _place(cells: Sequence[Cell]) -> _Place:
 
 
 def _aim_of(cells: Sequence[Cell]) -> Aim | None:
-    known = {name for cell in cells for name in cell.estimates}
+    metrics = {name for cell in cells for name in cell.estimates}
     if not any(cell.num_given for cell in cells):
-        return SPEED if SPEEDUP in known else None
-    if cells[0].case.is_mix and SLOWDOWN in known:
+        return SPEED if SPEEDUP in metrics else None
+    if cells[0].case.is_mix and SLOWDOWN in metrics:
         # Without an objective, latency and throughput cannot be weighed against each other.
-        return KEPT if service_figures.OBJECTIVE_MET_WORST in known else None
-    return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
+        return KEPT if service_figures.OBJECTIVE_MET_WORST in metrics else None
+    return TAIL if P99_LATENCY in metrics else MEAN if MEAN_LATENCY in metrics else None
 
 
 def _make_serial(candidates: Sequence[Cell]) -> Cell:
@@ -226,8 +226,8 @@ def _compare(tested: Sequence[tuple[_Place, Contrast]]) -> None:
     for place, pair in tested:
         decided = judged.get(pair, pair)
         is_open = decided.decision is Decision.NO_VERDICT and pair.num_gpus == 1
-        needed = blocks_needed(tests[pair], len(tested)) if is_open else None
-        place.compared[pair.against] = replace(decided, blocks_needed=needed)
+        num_blocks = blocks_needed(tests[pair], len(tested)) if is_open else None
+        place.compared[pair.against] = replace(decided, blocks_needed=num_blocks)
 
 
 def _advice(place: _Place) -> Advice:
@@ -239,9 +239,11 @@ def _advice(place: _Place) -> Advice:
         aim=place.aim,
         not_considered=tuple(place.not_considered),
     )
-    together = [cell for cell in place.candidates if cell.mode != SERIAL.label]
+    collocated_cells = [cell for cell in place.candidates if cell.mode != SERIAL.label]
     if place.aim is None or len(place.candidates) < 2:
-        return replace(advice, because=_explain_no_comparison(place), undecided=tuple(cell.mode for cell in together))
+        return replace(
+            advice, because=_explain_no_comparison(place), undecided=tuple(cell.mode for cell in collocated_cells)
+        )
     best = place.candidates[0]
     open_, equal = [], [best]
     for cell in place.candidates[1:]:
@@ -252,8 +254,8 @@ def _advice(place: _Place) -> Advice:
             equal.append(cell)
     if open_:
         return _refuse(advice, place, open_)
-    chosen = min(equal, key=lambda cell: cell.sharing.order)
-    return _recommend(advice, place, chosen, equal)
+    recommended = min(equal, key=lambda cell: cell.sharing.order)
+    return _recommend(advice, place, recommended, equal)
 
 
 def _explain_no_comparison(place: _Place) -> str:
@@ -279,7 +281,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     if not compared:
         return replace(advice, because=f"{join_words(names)} have no block in common", undecided=tuple(names))
     first, ratio = place.compared[compared[0]], place.find_ratio(compared[0])
-    by = f"{best} is {times_in_words(ratio)} as fast as {open_[0].mode}"
+    by = f"{best} is {format_times(ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and ratio.n < MIN_GPUS:
         reason = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
@@ -290,64 +292,64 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     beaten = [mode for mode, pair in place.compared.items() if pair.decision is Decision.BETTER]
     if beaten:
         by += f"; {best} is better than {join_words(beaten)}"
-    needed = [place.compared[mode].blocks_needed for mode in compared]
+    block_counts = [place.compared[mode].blocks_needed for mode in compared]
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(
         advice,
         because=f"{reason}: {by}",
         undecided=tuple(names),
-        blocks_needed=at_least if None in needed else max([at_least or 0, *filter(None, needed)]),
+        blocks_needed=at_least if None in block_counts else max([at_least or 0, *filter(None, block_counts)]),
     )
 
 
-def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
+def _recommend(advice: Advice, place: _Place, recommended: Cell, equal: Sequence[Cell]) -> Advice:
     best, aim = place.candidates[0], place.aim
     assert aim is not None
-    rivals = [cell for cell in place.candidates if cell is not chosen]
+    rivals = [cell for cell in place.candidates if cell is not recommended]
     second = rivals[0]
-    over = place.find_ratio(second.mode) if chosen is best else _inverse(place.find_ratio(chosen.mode))
-    alike = [cell.mode for cell in equal if cell is not chosen]
+    over = place.find_ratio(second.mode) if recommended is best else _inverse(place.find_ratio(recommended.mode))
+    alike = [cell.mode for cell in equal if cell is not recommended]
     if alike:
         because = f"as fast as {join_words(alike)} within {MARGIN_IN_WORDS}, and simpler"
     else:
-        because = f"{times_in_words(over)} as fast as {second.mode}"
+        because = f"{format_times(over)} as fast as {second.mode}"
     return replace(
         advice,
-        mode=chosen.mode,
-        figure=chosen.estimates[aim.metric],
+        mode=recommended.mode,
+        figure=recommended.estimates[aim.metric],
         runner_up=second.mode,
         over_runner_up=over,
         because=because,
-        changes=tuple(_list_changes(chosen, second, over, rivals, is_equal=second.mode in alike)),
+        changes=tuple(_list_changes(recommended, second, over, rivals, is_equal=second.mode in alike)),
     )
 
 
 def _list_changes(
-    chosen: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
+    recommended: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
 ) -> Iterable[str]:
     """Yield conditions under which another measured mode would be recommended."""
-    if chosen.sharing.gives_up:
+    if recommended.sharing.gives_up:
         isolated = next((cell for cell in rivals if not cell.sharing.gives_up and cell.mode != SERIAL.label), None)
         other = "another mode" if isolated is None else isolated.mode
-        yield f"{other} instead, if the jobs need {chosen.sharing.gives_up.partition(',')[0]}"
+        yield f"{other} instead, if the jobs need {recommended.sharing.gives_up.partition(',')[0]}"
     if is_equal:
-        yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
+        yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {recommended.mode}"
     else:
         low, high = (None if bound is None else 100 * (1 - 1 / bound) for bound in (over.low, over.high))
-        lost = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
-        interval = interval_in_words(lost, ".0f")
-        yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
-    energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
-    energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""
+        loss_pct = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
+        interval = format_interval(loss_pct, ".0f")
+        yield f"{second.mode} instead, if {recommended.mode} loses {loss_pct.median:.0f} %{interval} of its speed"
+    energy = work_units.energy_of(recommended.unit) if recommended.unit else ""
+    energy_words = f"energy per {work_units.format_singular(recommended.unit)}, in J" if recommended.unit else ""
     for name, words in (
         (energy, energy_words),
         (SLOWDOWN, "slowdown of the slowest job"),
         (MEMORY_PEAK, "memory, in MiB"),
     ):
         # Serial is excluded for slowdown and memory, because its figures are those of one job.
-        able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
-        estimate = chosen.estimates.get(name)
-        less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
+        eligible = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
+        estimate = recommended.estimates.get(name)
+        less = min(eligible, key=lambda cell: cell.estimates[name].median, default=None)
         if estimate is None or less is None:
             continue
         least = less.estimates[name]
@@ -362,16 +364,16 @@ def _list_elsewhere(
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
     """Yield other degrees, and values of one parameter, for which the study recommends another sharing mode."""
-    if (taken := advice.mode) is None:
+    if (best_mode := advice.mode) is None:
         return
     place = (advice.case, advice.degree)
 
     def other_kind(key: tuple[Case, int]) -> str | None:
-        elsewhere = advices.get(key)
-        if elsewhere is None or elsewhere.mode is None:
+        other_advice = advices.get(key)
+        if other_advice is None or other_advice.mode is None:
             return None
-        kind, other = (kinds.get((*at, mode), mode) for at, mode in ((place, taken), (key, elsewhere.mode)))
-        return None if kind == other else elsewhere.mode
+        kind, other = (kinds.get((*at, mode), mode) for at, mode in ((place, best_mode), (key, other_advice.mode)))
+        return None if kind == other else other_advice.mode
 
     for case, degree in advices:
         if case == advice.case and (mode := other_kind((case, degree))) is not None:

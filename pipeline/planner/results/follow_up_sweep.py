@@ -28,12 +28,12 @@ def build_command(study: Study, advice: Advice) -> str | None:
     """Return the command that completes the advice; `None` if a mode is recommended, or no sweep would help."""
     cases = label_cases(study)
     rows = [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
-    together = [row for row in rows if not row.is_sequential]
-    if advice.mode is not None or not together:
+    collocated_rows = [row for row in rows if not row.is_sequential]
+    if advice.mode is not None or not collocated_rows:
         return None
     if len(advice.undecided) < 2:
-        return _add_modes(advice, together)
-    undecided = [row for row in together if row.mode in advice.undecided]
+        return _add_modes(advice, collocated_rows)
+    undecided = [row for row in collocated_rows if row.mode in advice.undecided]
     names = dict.fromkeys(row.name for row in undecided)
     only = f"only=[{','.join(map(_quote, names))}]"
     scenarios = list(dict.fromkeys(row.scenario for row in undecided))
@@ -41,11 +41,11 @@ def build_command(study: Study, advice: Advice) -> str | None:
     num_gpus = len({row.gpu_uuid for row in rows})
     if 1 < num_gpus < MIN_GPUS:  # use one more GPU and a separate store, because a block has one GPU
         decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
-        return _compose(together, decided, without=(*_WHICH_GPU, *without), scenarios=scenarios)
+        return _compose(collocated_rows, decided, without=(*_WHICH_GPU, *without), scenarios=scenarios)
     if advice.blocks_needed is None:
         return None
     decided = [f"repeats={advice.blocks_needed}", "resume=true", only]
-    return _compose(together, decided, without=without, scenarios=scenarios)
+    return _compose(collocated_rows, decided, without=without, scenarios=scenarios)
 
 
 def find_missing_choice(command: str) -> str | None:
@@ -64,16 +64,18 @@ def find_missing_choice(command: str) -> str | None:
     return None
 
 
-def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
+def _add_modes(advice: Advice, collocated_rows: Sequence[Row]) -> str | None:
     """Sweep further modes if too few modes can be compared; leave out modes that cannot be recommended."""
     repeats = f"repeats={MIN_BLOCKS}"
     if advice.aim is None:
-        is_of_services = any(job.is_rate_given for row in together for job in row.jobs)
-        return None if is_of_services else _compose(together, ["baseline=always", repeats, "resume=true"])
-    bad = {row.scenario for row in together if row.mode not in advice.undecided}
-    good = {row.scenario for row in together} - bad
+        is_of_services = any(job.is_rate_given for row in collocated_rows for job in row.jobs)
+        return None if is_of_services else _compose(collocated_rows, ["baseline=always", repeats, "resume=true"])
+    bad = {row.scenario for row in collocated_rows if row.mode not in advice.undecided}
+    good = {row.scenario for row in collocated_rows} - bad
     new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
-    return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
+    if not new:
+        return None
+    return _compose(collocated_rows, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"])
 
 
 def _compose(

@@ -38,7 +38,7 @@ class Comparison:
     differences: tuple[str, ...]
 
 
-def read_listing(text: str, where: str) -> tuple[GrantedDevice, ...]:
+def read_listing(text: str, source: str) -> tuple[GrantedDevice, ...]:
     """Return the devices in the output of `nvidia-smi -L`; one that is listed for several containers occurs again.
 
     Raises:
@@ -50,7 +50,7 @@ def read_listing(text: str, where: str) -> tuple[GrantedDevice, ...]:
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not lines:
-        raise ConfigError(f"{where}: is empty; write the output of `nvidia-smi -L` to it")
+        raise ConfigError(f"{source}: is empty; write the output of `nvidia-smi -L` to it")
     gpus: list[tuple[re.Match[str], list[re.Match[str]]]] = []
     for number, line in lines:
         if gpu := _GPU.fullmatch(line):
@@ -59,7 +59,7 @@ def read_listing(text: str, where: str) -> tuple[GrantedDevice, ...]:
             gpus[-1][1].append(instance)
         elif not line.startswith(_NOTHING):
             raise ConfigError(
-                f"{where} row {number}: not a line of `nvidia-smi -L`: {line[:80]!r}; write its output only"
+                f"{source} row {number}: not a line of `nvidia-smi -L`: {line[:80]!r}; write its output only"
             )
     devices: list[GrantedDevice] = []
     for gpu, instances in gpus:

@@ -143,9 +143,9 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
     for group in groups if by_group else ():
         alone = replace(group, gpus=group.gpus[:1])
         part = replace(plan, deployment=Deployment(gpus=(group.gpu,)))
-        ran = [(alone, rows) for other, rows in measured if other == group]
+        runs_of_group = [(alone, rows) for other, rows in measured if other == group]
         label = f" (group {group.gpus[0] + 1})"
-        compared += [replace(c, service=f"{c.service}{label}") for c in _compare(part, [alone], ran, table)]
+        compared += [replace(c, service=f"{c.service}{label}") for c in _compare(part, [alone], runs_of_group, table)]
     return Check(
         compared=tuple(compared),
         broken=tuple(_find_promises(plan, measured, is_kept=False)),
@@ -187,17 +187,17 @@ def _has_batch(job: JobRow, planned: int | None) -> bool:
 
 def _explain_missing(group: GpuGroup, rows: Sequence[Row]) -> str:
     """Explain why a report would not rank a group; return an empty text if a report would rank the group."""
-    where = f"GPU {', '.join(map(str, group.gpus))}"
+    place = f"GPU {', '.join(map(str, group.gpus))}"
     bad = (Result.WRONG_RESULTS, Result.OOM, Result.SKIPPED)
     for row in rows:
         if row.result in bad:
-            return f"{where}: {row.result} in block {row.block}: {row.reason}"
+            return f"{place}: {row.result} in block {row.block}: {row.reason}"
     if any(row.is_valid for row in rows):
         return ""
     if not rows:
-        return f"{where}: its group was not run"
+        return f"{place}: its group was not run"
     invalid = rows[0].marks.invalid
-    return f"{where}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
+    return f"{place}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
 
 
 def _compare(
@@ -205,12 +205,12 @@ def _compare(
 ) -> Iterable[Compared]:
     rates = {service.name for service in plan.services}
     for name in dict.fromkeys(instance.service for group in groups for instance in group.gpu.instances):
-        ran = [(group, rows) for group, rows in measured if _has_service(group, name)]
-        is_complete = len(ran) == sum(_has_service(group, name) for group in groups)
+        measured_groups = [(group, rows) for group, rows in measured if _has_service(group, name)]
+        is_complete = len(measured_groups) == sum(_has_service(group, name) for group in groups)
         for quantity in QUANTITIES:
             is_offered = quantity == THROUGHPUT and name in rates
             predicted, low, high = _predict(quantity, name, plan, table, is_offered=is_offered)
-            estimated = _estimate(quantity, name, ran) if is_complete else None
+            estimated = _estimate(quantity, name, measured_groups) if is_complete else None
             if predicted is not None or estimated is not None:
                 yield Compared(
                     service=name,
@@ -246,8 +246,8 @@ def _predict(
 
 def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
     """Combine the figures of several instances; `None` if one figure is missing."""
-    known = [figure for figure in figures if figure is not None]
-    return QUANTITIES[quantity][1](known) if known and len(known) == len(figures) else None
+    numbers = [figure for figure in figures if figure is not None]
+    return QUANTITIES[quantity][1](numbers) if numbers and len(numbers) == len(figures) else None
 
 
 def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_table.Row | None:
@@ -297,14 +297,14 @@ def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool |
     """Describe the requirements that were not met; with `is_kept=None`, the requirements that were not checked."""
     for group, rows in measured:
         ok = [row for row in rows if row.is_valid]
-        where = f"GPU {', '.join(map(str, group.gpus))}"
+        place = f"GPU {', '.join(map(str, group.gpus))}"
         for service in plan.services:
             if not _has_service(group, service.name):
                 continue
             for words, promise in (("sustain its rate", _is_sustained), ("meet its objective", _is_met)):
                 if rows_found := [row for row in ok if _is_kept(promise, service, group, row) is is_kept]:
                     verb = "did not" if is_kept is False else "cannot be shown to"
-                    yield f"{service.name} {verb} {words} on {where} in {len(rows_found)} of {len(ok)} blocks"
+                    yield f"{service.name} {verb} {words} on {place} in {len(rows_found)} of {len(ok)} blocks"
 
 
 def _is_kept(promise: _Promise, service: Service, group: GpuGroup, row: Row) -> bool | None:

@@ -138,11 +138,11 @@ def _shares(
     if len(limits) > 1 or any(mig_table.split_name(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
         return
     limit = limits.pop()
-    together: dict[str | None, list[JobRow]] = defaultdict(list)
+    by_instance: dict[str | None, list[JobRow]] = defaultdict(list)
     for job in row.jobs:
-        together[job.place.get("gi_id")].append(job)
+        by_instance[job.place.get("gi_id")].append(job)
     shares = []
-    for jobs in together.values():
+    for jobs in by_instance.values():
         first = jobs[0]
         batch = first.params.get(batch_key(first), "")
         key = _Key(
@@ -204,8 +204,8 @@ def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
 def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
     """Choose the group with the most equal instances, then the group with the highest sustained rate."""
     met = [case for case in cases if case.is_met]
-    able = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
-    fullest = [case for case in able if case.num_instances == max(other.num_instances for other in able)]
+    candidates = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
+    fullest = [case for case in candidates if case.num_instances == max(other.num_instances for other in candidates)]
     rates = [case.rate_per_s or 0.0 for case in fullest]
     best = [case for case in fullest if (case.rate_per_s or 0.0) == max(rates)]
     if len(best) > 1:
@@ -223,11 +223,13 @@ def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
         }
         for name, by_block in runs.values.items()
     }
-    known = {name: estimate(select_independent(values, runs.gpus)) for name, values in by_quantity.items() if values}
-    if "throughput_per_s" not in known:
+    estimates = {
+        name: estimate(select_independent(values, runs.gpus)) for name, values in by_quantity.items() if values
+    }
+    if "throughput_per_s" not in estimates:
         return None
-    throughput = known.pop("throughput_per_s")
-    figures: dict[str, Any] = {name: estimated.median for name, estimated in known.items()}
+    throughput = estimates.pop("throughput_per_s")
+    figures: dict[str, Any] = {name: estimated.median for name, estimated in estimates.items()}
     if memory := runs.values.get("memory_mib"):  # the highest figure is used, because it must fit
         figures["memory_mib"] = max(max(values) for values in memory.values())
     cell: dict[str, Any] = key._asdict()

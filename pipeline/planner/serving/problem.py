@@ -247,10 +247,10 @@ class Problem:
     def starts(self, partition: Partition) -> list[int | None]:
         """Return the start of each slot on an empty GPU; `None` on an undivided GPU."""
         model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
-        known = [profile for profile in profiles if profile is not None]
-        if model.mig is None or not known:
+        mig_profiles = [profile for profile in profiles if profile is not None]
+        if model.mig is None or not mig_profiles:
             return [None]
-        return [placed.start for placed in layouts.plan_layout(model.mig, known).instances]
+        return [placed.start for placed in layouts.plan_layout(model.mig, mig_profiles).instances]
 
     def share(self, option: Option) -> float:
         """Return the throughput divided by the rate of the service (utility in MIG-serving)."""

@@ -79,19 +79,19 @@ def solve(
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
-    chosen = _minimise_total(problem, groups, objective, time_limit_s / 2)
-    if chosen is None or objective == "energy" or _is_proved(chosen, objective):
-        return chosen
+    solution = _minimise_total(problem, groups, objective, time_limit_s / 2)
+    if solution is None or objective == "energy" or _is_proved(solution, objective):
+        return solution
     if objective == "makespan" and problem.num_gpus * len(groups) <= _MOST_VARIABLES:
         exact = _solve_by_gpu(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
         if exact is not None:
-            best = min(chosen, exact, key=lambda schedule: schedule.makespan_s)
-            chosen = replace(best, bound=max(chosen.bound or 0.0, exact.bound or 0.0))
-        if _is_proved(chosen, objective):
-            return chosen
-    bound = chosen.bound if objective == "makespan" else None
+            best = min(solution, exact, key=lambda schedule: schedule.makespan_s)
+            solution = replace(best, bound=max(solution.bound or 0.0, exact.bound or 0.0))
+        if _is_proved(solution, objective):
+            return solution
+    bound = solution.bound if objective == "makespan" else None
     left_s = max(0.1, until_s - time.monotonic())
-    return replace(_search(problem, groups, chosen, objective, seed, left_s), bound=bound)
+    return replace(_search(problem, groups, solution, objective, seed, left_s), bound=bound)
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:

@@ -28,13 +28,13 @@ class GroupRun:
     later_plans: Sequence[Mapping[str, str]] = ()
 
 
-def read_groups(where: Path | str, experiment: str) -> list[GroupRun]:
+def read_groups(location: Path | str, experiment: str) -> list[GroupRun]:
     """Return all groups of an experiment, oldest first.
 
     Raises:
         TrackingError: the store or experiment does not exist or is not readable.
     """
-    return [convert_record(group) for group in results.read_groups(where, experiment)]
+    return [convert_record(group) for group in results.read_groups(location, experiment)]
 
 
 def convert_record(group: GroupRecord) -> GroupRun:

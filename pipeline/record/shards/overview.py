@@ -116,7 +116,7 @@ class Overview:
         return f"{', '.join(['to run the rest', *conditions])}: {command}"
 
 
-def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
+def read_overview(location: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
     With `queue`, the states of Slurm tasks are included, also of tasks that ended without a result.
@@ -124,12 +124,12 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     Raises:
         TrackingError: the store or experiment does not exist, or does not contain the number of shards.
     """
-    spooled = {} if is_server(where) else _read_spooled(Path(where), experiment)
-    of_models = _select_plans(where, experiment, spooled)
-    submitted = slurm_arrays.read(str(where), experiment) if is_server(where) and queue is not None else None
+    spooled = {} if is_server(location) else _read_spooled(Path(location), experiment)
+    of_models = _select_plans(location, experiment, spooled)
+    submitted = slurm_arrays.read(str(location), experiment) if is_server(location) and queue is not None else None
     if not of_models and submitted is None:
         raise TrackingError(
-            f"experiment {experiment!r} in {where} has no planned group; check whether its study has started"
+            f"experiment {experiment!r} in {location} has no planned group; check whether its study has started"
         )
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
     if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
@@ -140,16 +140,16 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     parts = _make_parts(of_models or [[]], newest, queued)
     # A shard that ended between the query of the store and the query of Slurm looks lost: read the store again.
     if any(shard.state == LOST for shards, _ in parts for shard in shards):
-        of_models = _select_plans(where, experiment, spooled)
+        of_models = _select_plans(location, experiment, spooled)
         parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
         is_unfinished = any(shard.state in task_messages.UNFINISHED for shards, _ in parts for shard in shards)
-        known: Mapping[str, str] = {}
+        end_states: Mapping[str, str] = {}
         with suppress(CommandError):  # without Slurm's reply, only the output of the tasks is used
-            known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
+            end_states = squeue.list_end_states(queued.arrays) if is_unfinished else {}
         folder = submitted.folder if submitted else ""
         parts = [
-            (task_messages.add_messages(shards, shard_states.select_arrays(runs, queued), folder, known), seconds)
+            (task_messages.add_messages(shards, shard_states.select_arrays(runs, queued), folder, end_states), seconds)
             for runs, (shards, seconds) in zip(of_models or [[]], parts, strict=True)
         ]
     left_s = [seconds for _, seconds in parts if seconds is not None]
@@ -189,14 +189,14 @@ def _read_spooled(root: Path, experiment: str) -> dict[str, GroupRecord]:
     return {record.spool_id: record for record in ended if record.experiment == experiment}
 
 
-def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, GroupRecord]) -> list[list[GroupRun]]:
+def _select_plans(location: Path | str, experiment: str, spooled: Mapping[str, GroupRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
     A model without a group has an empty list. A GPU alone and the same GPU with other busy GPUs count as two models.
     """
     planned = [
         _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in group_runs.read_groups(where, experiment)
+        for run in group_runs.read_groups(location, experiment)
         for facts in _split_by_study(run)
     ]
     if not planned:
@@ -268,8 +268,8 @@ def _make_parts(
         shards = shard_states.read_shards(sizes, runs, queued)
         left_s = shard_states.estimate_seconds_left(shards, runs)
         if runs and _has_company(newest.facts):
-            how = "in company" if runs[0].facts.get("other_gpus", "0") != "0" else "alone"
-            shards = [dataclasses.replace(shard, model=f"{shard.model} {how}") for shard in shards]
+            surroundings = "in company" if runs[0].facts.get("other_gpus", "0") != "0" else "alone"
+            shards = [dataclasses.replace(shard, model=f"{shard.model} {surroundings}") for shard in shards]
         parts.append((shards, left_s))
     return parts
 

@@ -86,14 +86,14 @@ class QueueState:
     @classmethod
     def read(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
         """Query the arrays of these runs and of the submission; if there are several clusters, only the newest."""
-        begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
-        tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
+        run_tasks = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
+        tasks = [*run_tasks, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else run_tasks
         if queue is None or not tasks:
             return cls()
         cluster = tasks[-1][0]
         arrays = {array for owner, array in tasks if owner == cluster}
         try:
-            return cls(states=queue(cluster, arrays), arrays=arrays, new=arrays - {array for _, array in begun})
+            return cls(states=queue(cluster, arrays), arrays=arrays, new=arrays - {array for _, array in run_tasks})
         except CommandError as error:
             return cls(unasked=str(error))
 

@@ -54,9 +54,9 @@ def identify_study(command_line: str) -> str:
 
 def note(store: Store, experiment: str, new: Submission) -> None:
     """Store a submission: add its arrays to the arrays of the same study, or replace the arrays of another study."""
-    known = _read(store, experiment)
-    if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
-        new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
+    earlier = _read(store, experiment)
+    if earlier is not None and (earlier.study, earlier.cluster) == (new.study, new.cluster):
+        new = dataclasses.replace(new, arrays=[*earlier.arrays, *new.arrays][-_MOST_ARRAYS:])
     with translate_errors(f"could not record the job arrays in {store.uri}"):
         store.client.set_experiment_tag(store.open_experiment(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 

@@ -57,8 +57,8 @@ def describe(shards: Sequence[Shard]) -> Iterator[str]:
         output = f" (output: {members[0].output})" if members[0].output else ""
         subject = "study" if len(shards) == 1 else f"{'shard' if len(members) == 1 else 'shards'} {numbers}{of_model}"
         yield f"{subject}: {members[0].message}{output}"
-    if rest := list(alike.values())[_MOST_MESSAGES:]:
-        yield f"{words.format_count(sum(map(len, rest)), 'more shard')} with other messages; see --json"
+    if remaining := list(alike.values())[_MOST_MESSAGES:]:
+        yield f"{words.format_count(sum(map(len, remaining)), 'more shard')} with other messages; see --json"
 
 
 def _add_message(shard: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:

@@ -38,9 +38,9 @@ def export(store: Store, experiment: str, file: Path) -> int:
     """
     with translate_errors(f"could not read experiment {experiment!r} from {store.uri}"):
         stored = store.client.get_experiment_by_name(experiment)
-        known = sorted(listed.name for listed in store.client.search_experiments())
+        experiments = sorted(listed.name for listed in store.client.search_experiments())
     if stored is None or stored.lifecycle_stage != "active":
-        raise ConfigError(explain_missing(experiment, store.uri, known, "choose another with --experiment: "))
+        raise ConfigError(explain_missing(experiment, store.uri, experiments, "choose another with --experiment: "))
     groups = results.read_stored_groups(store, experiment)
     with translate_errors(f"could not add a salt for names to experiment {experiment!r} of {store.uri}"):
         salt = store.read_salt(experiment, creates=True)
@@ -79,9 +79,9 @@ def unpack(file: Path, root: Path) -> str:
         experiment = bundle_archive.extract(file, folder)
         groups = bundle_reader.read_folder(file, folder)
         store = open_store(root)
-        known = {group.spool_id for group in results.read_stored_groups(store, experiment)}
+        stored_ids = {group.spool_id for group in results.read_stored_groups(store, experiment)}
         for group in groups:
-            if group.is_closed and group.spool_id not in known:
+            if group.is_closed and group.spool_id not in stored_ids:
                 place = folder / bundle_archive.GROUPS / group.run_id
                 imported = dataclasses.replace(group, experiment=experiment, uri=None)
                 group_folder.write_json(place / layout.RECORD, imported)
@@ -106,7 +106,7 @@ def _make_portable(
     for group in groups:
         record = group_record.encode(paths.mask_record(group))
         yield f"{bundle_archive.GROUPS}/{group.run_id}/{layout.RECORD}", record.encode()
-    known: dict[tuple[str, bytes], bytes] = {}  # most runs have the same environment and changes
+    portable_texts: dict[tuple[str, bytes], bytes] = {}  # most runs have the same environment and changes
     for name, path in artifacts.items():
         text = _read_text(path)
         if text is None:
@@ -114,10 +114,10 @@ def _make_portable(
             continue
         file = PurePosixPath(name).name
         key = file, hashlib.sha256(text.encode()).digest()
-        if key not in known:
+        if key not in portable_texts:
             portable = paths.mask_artifact(file, make_portable(text) if file == layout.ENVIRONMENT else text)
-            known[key] = portable.encode()
-        yield name, known[key]
+            portable_texts[key] = portable.encode()
+        yield name, portable_texts[key]
 
 
 def _read_text(path: Path) -> str | None:

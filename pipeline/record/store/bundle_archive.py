@@ -109,7 +109,7 @@ def extract(file: Path, folder: Path, *, only_records: bool = False) -> str:
                     )
                 stream.allowance = _HEADER_BYTES + first.size
                 head = _check_manifest(file, json.load(_open_entry(archive, first)), folder)
-                missing = {name: known for name, known in head["files"].items() if _is_record(name) or not only_records}
+                missing = {name: facts for name, facts in head["files"].items() if _is_record(name) or not only_records}
                 stream.allowance = _HEADER_BYTES
                 while (missing or not only_records) and (entry := archive.next()) is not None:
                     expected = _check_entry(file, entry, missing, head["files"])
@@ -167,9 +167,9 @@ def _check_manifest(file: Path, head: Any, folder: Path) -> dict[str, Any]:
             "export an experiment with fewer groups"
         )
     contents = {str(entry.get("sha256")): entry["bytes"] for entry in files.values()}
-    if (needed := sum(contents.values())) > (free := shutil.disk_usage(folder).free):
+    if (total_bytes := sum(contents.values())) > (free := shutil.disk_usage(folder).free):
         raise ConfigError(
-            f"{file} needs {needed / 2**30:.3g} GiB in {folder.parent}, which has {free / 2**30:.3g} GiB; "
+            f"{file} needs {total_bytes / 2**30:.3g} GiB in {folder.parent}, which has {free / 2**30:.3g} GiB; "
             "set TMPDIR to another folder"
         )
     return head

@@ -16,9 +16,9 @@ from pipeline.record.store import bundle_archive
 from pipeline.record.store.local_store import is_server
 
 
-def is_bundle(where: Path | str) -> bool:
+def is_bundle(location: Path | str) -> bool:
     """Return whether a location of results is a bundle, not a folder or a server."""
-    return not is_server(where) and Path(where).is_file()
+    return not is_server(location) and Path(location).is_file()
 
 
 @functools.lru_cache(maxsize=1)

@@ -113,11 +113,11 @@ class RunContent:
             metrics={key: points for key, points in self.metrics.items() if key not in earlier.metrics},
         )
 
-    def make_batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
-        """Yield batches of all metrics and of params and tags that are not `known`, as few as MLflow allows."""
-        known = known or RunContent()
-        params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
-        tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
+    def make_batches(self, stored: RunContent | None = None) -> Iterator[LogBatch]:
+        """Yield batches of all metrics and of params and tags that are not `stored`, as few as MLflow allows."""
+        stored = stored or RunContent()
+        params = {key: value for key, value in self.params.items() if stored.params.get(key) != value}
+        tags = {key: value for key, value in self.tags.items() if stored.tags.get(key) != value}
         if self.not_finite:
             noted = self.tags.get(Tag.NOT_FINITE, "").split(", ")
             names = dict.fromkeys(filter(None, (*noted, *self.not_finite)))
@@ -164,9 +164,9 @@ def can_keep_file(name: str, *, is_server: bool) -> bool:
     return not (_REFUSED_FILE.search(name) or (is_server and _CHANGED_IN_ADDRESS.search(name)))
 
 
-def _find_free_name(key: str, taken: Container[str]) -> str:
+def _find_free_name(key: str, used_names: Container[str]) -> str:
     name, number = make_safe_name(key), 2
-    while name in taken:
+    while name in used_names:
         suffix = f"_{number}"
         name, number = make_safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
     return name
@@ -178,8 +178,8 @@ def _mask_logged(key: str, value: str) -> str:
     return mask_text(value) if is_ambiguous else str(mask(value, key))
 
 
-def _avoid_taken(key: str, taken: Container[str]) -> str:
-    return f"script/{key}" if make_safe_name(key) in taken else key
+def _avoid_taken(key: str, used_names: Container[str]) -> str:
+    return f"script/{key}" if make_safe_name(key) in used_names else key
 
 
 _NAMES = {"program_commit": Tag.GIT_COMMIT}

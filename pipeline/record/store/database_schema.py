@@ -118,10 +118,10 @@ def check(database: Path, upgrade_command: str) -> None:
 
 def _check_revisions(database: Path, revisions: list[str], names: set[str], upgrade_command: str) -> None:
     version = read_version()
-    head, known = _list_revisions()
+    head, mlflow_revisions = _list_revisions()
     if revisions == [head]:
         return
-    foreign = [revision for revision in revisions if revision not in known]
+    foreign = [revision for revision in revisions if revision not in mlflow_revisions]
     of_others = [name for name in foreign if not _REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
     if of_others:
         has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
@@ -150,11 +150,11 @@ def upgrade(database: Path) -> Path:
     the store.
     """
     version = read_version()
-    beside = database.with_name(f".{database.name}.upgrade")
+    upgraded_copy = database.with_name(f".{database.name}.upgrade")
     old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
     try:
-        _copy(database, beside)
-        argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
+        _copy(database, upgraded_copy)
+        argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{upgraded_copy}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
         if done.returncode:
             reason = _find_reason(done.stderr)
@@ -163,7 +163,7 @@ def upgrade(database: Path) -> Path:
                 f"{_describe_recovery(database)}"
             )
         _copy(database, old)
-        with closing(sqlite3.connect(beside)) as source, closing(_connect(database)) as target:
+        with closing(sqlite3.connect(upgraded_copy)) as source, closing(_connect(database)) as target:
             source.backup(target)
     except subprocess.TimeoutExpired as error:
         raise StoreError(
@@ -171,7 +171,7 @@ def upgrade(database: Path) -> Path:
         ) from error
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            beside.with_name(f"{beside.name}{suffix}").unlink(missing_ok=True)
+            upgraded_copy.with_name(f"{upgraded_copy.name}{suffix}").unlink(missing_ok=True)
     return old
 
 

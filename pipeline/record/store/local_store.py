@@ -151,9 +151,9 @@ class Store:
                 "start the study again to send its results from the spool"
             )
         # Closing the database file here would release SQLite's locks on it; SQLite does not lock the log.
-        ahead = self.root / f"{DATABASE}-wal"
-        if ahead.exists():
-            with ahead.open("rb") as file:
+        wal_file = self.root / f"{DATABASE}-wal"
+        if wal_file.exists():
+            with wal_file.open("rb") as file:
                 os.fsync(file.fileno())
 
     def _find_or_create(self, name: str, counted: frozenset[str]) -> tuple[str, frozenset[str]]:
@@ -266,15 +266,15 @@ def choose_server_remedy(uri: str, error: Exception, remedy: str) -> str:
 
 
 @contextmanager
-def translate_errors(what: str, remedy: str = "", server: str = "") -> Iterator[None]:
-    """Convert an error of MLflow, of the `server` if any, to a `TrackingError` whose text begins with `what`."""
+def translate_errors(failure: str, remedy: str = "", server: str = "") -> Iterator[None]:
+    """Convert an error of MLflow, of the `server` if any, to a `TrackingError` whose text begins with `failure`."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
         remedy = choose_server_remedy(server, error, remedy)
-        raise TrackingError(f"{what}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
+        raise TrackingError(f"{failure}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
 
 
 def make_database_uri(path: Path) -> str:
@@ -356,9 +356,9 @@ def spell_upgrade_command(root: Path) -> str:
 def is_ready(root: Path, experiment: str) -> bool:
     """Return whether the store and the experiment can be opened without any change; does not import MLflow."""
     try:
-        known = (root / STORE_LOCK).read_text(errors="replace").split()
+        recorded_versions = (root / STORE_LOCK).read_text(errors="replace").split()
         expected = [database_schema.read_version(), *database_schema.read_revisions(root / DATABASE)]
-        if known != expected or not os.access(root / DATABASE, os.W_OK):
+        if recorded_versions != expected or not os.access(root / DATABASE, os.W_OK):
             return False
         stored = _read_experiment(root / DATABASE, experiment)
     except (OSError, sqlite3.Error):
@@ -381,14 +381,14 @@ def import_mlflow(*, with_database: bool) -> None:
 
 def _create(root: Path) -> None:
     """Build the database under a temporary name and rename it; a killed process leaves no partial database."""
-    beside = root / f".{DATABASE}.new"
+    temporary_path = root / f".{DATABASE}.new"
     # SQLite would apply the write-ahead log of a removed database to the new database.
-    for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
+    for old in (temporary_path, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
     # A client would put the files of MLflow's experiment Default into the working directory.
-    store = import_module(_SQL_STORE).SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
+    store = import_module(_SQL_STORE).SqlAlchemyStore(f"sqlite:///{temporary_path}", (root / STORE_ARTIFACTS).as_uri())
     store.engine.dispose()
-    beside.replace(root / DATABASE)
+    temporary_path.replace(root / DATABASE)
 
 
 def _set_journal_mode(root: Path) -> None:
@@ -423,12 +423,12 @@ def _sync_seldom() -> None:
     event.listen(Engine, "connect", set_up)
 
 
-def explain_missing(experiment: str, where: object, known: Collection[str], remedy: str = "available: ") -> str:
-    """Explain that a store lacks an experiment; `known` are the names of its experiments.
+def explain_missing(experiment: str, store: object, experiments: Collection[str], remedy: str = "available: ") -> str:
+    """Explain that a store lacks an experiment; `experiments` are the names of its experiments.
 
     `remedy` precedes their list. A rehearsal is proposed instead of the list.
     """
-    if f"{experiment}{REHEARSAL}" in known:
-        return f"{where}: {experiment!r} has only a rehearsal; use {experiment}{REHEARSAL}"
-    names = ", ".join(repr(name) for name in known if name != "Default") or "none"
-    return f"{where} has no experiment {experiment!r}; {remedy}{names}"
+    if f"{experiment}{REHEARSAL}" in experiments:
+        return f"{store}: {experiment!r} has only a rehearsal; use {experiment}{REHEARSAL}"
+    names = ", ".join(repr(name) for name in experiments if name != "Default") or "none"
+    return f"{store} has no experiment {experiment!r}; {remedy}{names}"

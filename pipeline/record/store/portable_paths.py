@@ -164,12 +164,12 @@ class PortablePaths:
         return f"user-{self._digest(user)}" if user in self._names["user"] else user
 
     def _replace(self, match: re.Match[str]) -> str:
-        root, rest = match["root"], match["rest"]
+        root, subpath = match["root"], match["rest"]
         name = (
             self._known.get(root)
             or f"{HOME if root.count('/') > 1 or root == '/root' else FOLDER}_{self._digest(root)}"
         )
-        parts = [self.mask_user(part) if part != "root" else part for part in rest.split("/")]
+        parts = [self.mask_user(part) if part != "root" else part for part in subpath.split("/")]
         return name + "/".join(parts)
 
     def _digest(self, text: str) -> str:
@@ -227,15 +227,15 @@ def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
             connection.execute("BEGIN IMMEDIATE")
             old = old_root.absolute() if old_root else _find_old_root(connection, root)
             counts = {} if old is None or old == root else _move_paths(connection, old, root)
-            elsewhere = _find_old_roots(connection, root)
+            other_roots = _find_old_roots(connection, root)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(
             f"could not relocate the tracking store in {root}: {error}; check its permissions"
         ) from error
-    if not counts and elsewhere:
+    if not counts and other_roots:
         raise TrackingError(
-            f"no artifact path begins with {old}; choose another folder for --from: {', '.join(map(str, elsewhere))}"
+            f"no artifact path begins with {old}; choose another folder for --from: {', '.join(map(str, other_roots))}"
         )
     return counts
 

@@ -40,14 +40,14 @@ _REQUESTS = 8
 """Requests to a server at the same time."""
 
 
-def read_groups(where: Path | str, experiment: str) -> list[GroupRecord]:
+def read_groups(location: Path | str, experiment: str) -> list[GroupRecord]:
     """Return all groups of an experiment, including running ones, oldest first."""
-    if bundle_reader.is_bundle(where):
-        name, records = bundle_reader.read_records(Path(where))
+    if bundle_reader.is_bundle(location):
+        name, records = bundle_reader.read_records(Path(location))
         if name != experiment:
-            raise TrackingError(explain_missing(experiment, where, [name]))
+            raise TrackingError(explain_missing(experiment, location, [name]))
         return list(records)
-    return read_stored_groups(open_existing(where, experiment), experiment)
+    return read_stored_groups(open_existing(location, experiment), experiment)
 
 
 def read_stored_groups(store: Store, experiment: str) -> list[GroupRecord]:
@@ -56,16 +56,16 @@ def read_stored_groups(store: Store, experiment: str) -> list[GroupRecord]:
     return [] if stored is None else sorted(_read_experiment(store, stored), key=_order)
 
 
-def find_finished(where: Store | Path | str, experiment: str) -> list[GroupRecord]:
+def find_finished(location: Store | Path | str, experiment: str) -> list[GroupRecord]:
     """Return the ended groups of an experiment without their jobs, oldest first; empty if it does not exist."""
-    store = where if isinstance(where, Store) else open_if_there(where)
+    store = location if isinstance(location, Store) else open_if_there(location)
     groups = () if store is None else read_stored_groups(store, experiment)
     return [group.without_jobs() for group in groups if group.result is not None]
 
 
-def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
+def find_past_groups(location: Store | Path | str) -> list[PastGroup]:
     """Return the newest groups of a store that were successful and had no profiler, the newest first."""
-    store = where if isinstance(where, Store) else open_if_there(where)
+    store = location if isinstance(location, Store) else open_if_there(location)
     if store is None:
         return []
     with translate_errors(f"could not read the groups from {store.uri}"):
@@ -154,11 +154,11 @@ def _read_files(store: Store, run_id: str) -> dict[str, str]:
         return {name: path.read_text("utf-8", errors="replace") for name, path in paths.items() if path is not None}
 
 
-def list_experiments(where: Path | str) -> list[str]:
+def list_experiments(location: Path | str) -> list[str]:
     """Return the names of all experiments of a store or bundle, sorted."""
-    if bundle_reader.is_bundle(where):
-        return [bundle_reader.read_records(Path(where))[0]]
-    return list_stored_experiments(open_named(where))
+    if bundle_reader.is_bundle(location):
+        return [bundle_reader.read_records(Path(location))[0]]
+    return list_stored_experiments(open_named(location))
 
 
 def list_stored_experiments(store: Store) -> list[str]:

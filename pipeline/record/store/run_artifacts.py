@@ -37,9 +37,9 @@ def locate(uri: str, root: Path) -> Path | None:
     folder = _find_folder(uri, root)
     if folder is not None and not folder.parents[1].is_dir():
         recorded = Path(unquote(urlsplit(uri).path))
-        beside = root.joinpath(*recorded.parts[-4:-2])
+        expected_folder = root.joinpath(*recorded.parts[-4:-2])
         raise TrackingError(
-            f"the artifacts of the experiment are missing: neither {beside} nor {recorded.parents[1]} "
+            f"the artifacts of the experiment are missing: neither {expected_folder} nor {recorded.parents[1]} "
             "exists; copy the folder artifacts beside the database"
         )
     return folder
@@ -50,8 +50,8 @@ def _find_folder(uri: str, root: Path) -> Path | None:
     if urlsplit(uri).scheme not in ("", "file") or len(recorded.parts) < 4:
         return None
     parts = recorded.parts[-4:]  # artifacts/EXPERIMENT/RUN/artifacts
-    beside = root.joinpath(*parts) if parts[0] == STORE_ARTIFACTS else recorded
-    return beside if beside.parents[1].is_dir() else recorded
+    moved_folder = root.joinpath(*parts) if parts[0] == STORE_ARTIFACTS else recorded
+    return moved_folder if moved_folder.parents[1].is_dir() else recorded
 
 
 def locate_experiment(store: Store, stored: Any) -> Path | None:

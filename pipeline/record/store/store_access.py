@@ -122,16 +122,16 @@ def _copy_database(root: Path, copy: Path) -> None:
             shutil.copyfile(root / f"{DATABASE}-wal", copy / f"{DATABASE}-wal")
 
 
-def fetch(where: Path | str, run_id: str, name: str, scratch: Path) -> Path | None:
+def fetch(location: Path | str, run_id: str, name: str, scratch: Path) -> Path | None:
     """Return an artifact of a run, as a copy in `scratch` if it is not a file; `None` if the run does not have it.
 
     Raises:
         TrackingError: the artifacts cannot be read.
     """
-    if not bundle_reader.is_bundle(where):
-        return run_artifacts.fetch(open_named(where), run_id, name, scratch)
+    if not bundle_reader.is_bundle(location):
+        return run_artifacts.fetch(open_named(location), run_id, name, scratch)
     try:
-        path = bundle_reader.locate(Path(where), run_id) / name
+        path = bundle_reader.locate(Path(location), run_id) / name
     except ConfigError as error:
         raise TrackingError(str(error)) from error
     return path if path.is_file() else None

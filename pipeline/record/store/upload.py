@@ -100,11 +100,11 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
         return runs
 
 
-def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
+def send(opened: StoreOpener, folder: Path, *, series_points: int, begun_runs: RunIds | None = None) -> RunIds | None:
     """Upload a closed spool folder, end its runs, remove the folder, and return the runs; `None` if it was sent before.
 
     MLflow receives at most `series_points` points of each series; the table in the artifacts contains all points.
-    `begun` is the result of `begin` if this process called it.
+    `begun_runs` is the result of `begin` if this process called it.
 
     Raises:
         TrackingError: the record is not closed, or cannot be read.
@@ -120,7 +120,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
             running = ", ".join(run.name for run in (record, *record.jobs) if run.result is None)
             raise TrackingError(f"the group in {folder} has not ended (running: {running}); send it later")
         runs = _find_or_create_runs(store, folder, record)
-        if begun is None:  # readers expect a record beside other artifacts
+        if begun_runs is None:  # readers expect a record beside other artifacts
             open_record = dataclasses.replace(record, result=None, end_ns=None)
             run_artifacts.log_record(store, runs.name_runs(open_record))
         if any(folder.glob(f"{_SCRATCH}*")):
@@ -135,7 +135,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
                 fields=sample_figures.read_fields(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
-                described=begun.described if begun is not None else {},
+                described=begun_runs.described if begun_runs is not None else {},
             )
             upload.send_parent([upload.send_child(job) for job in upload.record.jobs])
         for job in record.jobs:
@@ -364,9 +364,9 @@ class _Upload:
             raise
         return True
 
-    def _name_files(self, what: str, paths: Sequence[Path]) -> str:
+    def _name_files(self, reason: str, paths: Sequence[Path]) -> str:
         names = [path.relative_to(self.folder).as_posix() for path in paths]
-        return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({what})")
+        return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({reason})")
 
     def _finish(self, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run.run_id, content, self.described.get(run.run_id))
@@ -405,10 +405,10 @@ def _describe_run(params: Mapping[str, str], tags: Mapping[str, str]) -> RunCont
     return content
 
 
-def _log(store: Store, run_id: str, content: RunContent, known: RunContent | None = None) -> None:
+def _log(store: Store, run_id: str, content: RunContent, stored: RunContent | None = None) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    for batch in content.make_batches(known):
+    for batch in content.make_batches(stored):
         store.client.log_batch(
             run_id,
             metrics=[Metric(key, value, t_ms, step) for key, (step, t_ms, value) in batch.metrics],
@@ -420,23 +420,23 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> RunIds:
     counted = {job.params[work_units.PARAM] for job in record.jobs if work_units.PARAM in job.params}
     experiment_id = store.open_experiment(record.experiment, counted)
-    known = _find_known_runs(store, folder, record, experiment_id)
+    run_ids = _find_known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
-        ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": known}
+        ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": run_ids}
         group_folder.write_json(folder / layout.RUN_IDS, ids)
 
-    if not known:
+    if not run_ids:
         keep()  # write the file before the first run is created: a folder without this file has no runs
 
     def ensure(key: str, run: RunRecord, described: RunContent, tags: dict[str, str]) -> str:
-        if key not in known:
+        if key not in run_ids:
             tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
             tags |= described.tags  # setting tags on creation takes a third of the time of setting them later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
-            known[key] = str(created.info.run_id)
+            run_ids[key] = str(created.info.run_id)
             keep()
-        return known[key]
+        return run_ids[key]
 
     parent = ensure("parent", record, _describe_group(record), {})
     children = {

@@ -101,11 +101,11 @@ def match_cases(places: Sequence[tuple[int, C]]) -> list[MatchedCase[C]]:
     varying, _ = find_varying_params([case for _, case in places])
     facts = {id(case): _facts(case) for _, case in places}
     matched = []
-    for row, apart in _rows(places, facts):
+    for row, distinctive_keys in _rows(places, facts):
         first = row[0][1]
         matched.append(
             MatchedCase(
-                label=" ".join(filter(None, (_label(first, varying), *_list_facts(first, apart, facts)))),
+                label=" ".join(filter(None, (_label(first, varying), *_list_facts(first, distinctive_keys, facts)))),
                 degree=first.degree,
                 consists=_describe_mix(first),
                 members=dict(row),
@@ -125,7 +125,7 @@ def _rows(
     separated = []
     for same in group_by(places, lambda place: _identity(place[1])).values():
         by_column = group_by(same, lambda place: place[0])
-        apart = sorted(
+        distinctive_keys = sorted(
             {
                 key
                 for column in by_column.values()
@@ -134,11 +134,11 @@ def _rows(
         )
         rows: dict[_Identity, list[tuple[int, C]]] = defaultdict(list)
         for number, case in same:
-            identity: _Identity = tuple(facts[id(case)].get(key) for key in apart)
+            identity: _Identity = tuple(facts[id(case)].get(key) for key in distinctive_keys)
             twins = [other for _, other in by_column[number] if facts[id(other)] == facts[id(case)]]
             # Some cases differ only in the label, for example if the order of the jobs differs.
             rows[(*identity, case.label) if len(twins) > 1 else identity].append((number, case))
-        separated += [(row, apart) for row in rows.values()]
+        separated += [(row, distinctive_keys) for row in rows.values()]
     return separated
 
 
@@ -167,7 +167,7 @@ def _select_params(program: Program) -> dict[str, str]:
 
 def _label(case: MeasuredCase, varying: Container[str]) -> str:
     programs = case.programs
-    words = [labels.params_in_words(program.params, varying) for program in programs]
+    words = [labels.describe_params(program.params, varying) for program in programs]
     names = [
         labels.label_workload(program.workload, program.params, word)
         for program, word in zip(programs, words, strict=True)
@@ -177,13 +177,17 @@ def _label(case: MeasuredCase, varying: Container[str]) -> str:
         for name, program, word in zip(names, programs, words, strict=True)
         for _ in range(program.number)
     ]
-    beside = [f"[{key} {case.settings[key]}]" for key in _ROW_SETTINGS if case.settings.get(key)]
-    return " ".join([labels.label_jobs(labels.sort_jobs(jobs)), *beside])
+    setting_texts = [f"[{key} {case.settings[key]}]" for key in _ROW_SETTINGS if case.settings.get(key)]
+    return " ".join([labels.label_jobs(labels.sort_jobs(jobs)), *setting_texts])
 
 
 def _list_facts(case: MeasuredCase, keys: Sequence[str], facts: Mapping[int, Mapping[str, str]]) -> list[str]:
-    known = facts[id(case)]
-    return [f"{key} {known[key]}" if key in case.settings else f"{key}={known[key]}" for key in keys if key in known]
+    case_facts = facts[id(case)]
+    return [
+        f"{key} {case_facts[key]}" if key in case.settings else f"{key}={case_facts[key]}"
+        for key in keys
+        if key in case_facts
+    ]
 
 
 def _describe_mix(case: MeasuredCase) -> str:
@@ -199,5 +203,5 @@ def _describe_difference(first: Mapping[str, str], second: Mapping[str, str]) ->
     unknown = [f"{key} {second.get(key, _NOT_RECORDED)}" for key in keys if (key in second) != (key in first)]
     if len(unknown) > 1:
         unknown = [f"{len(unknown)} settings recorded by only one of the two"]
-    more = [f"{len(differences) - _MOST_SAID} more"] if len(differences) > _MOST_SAID else []
-    return "; ".join([*differences[:_MOST_SAID], *more, *unknown])
+    omitted = [f"{len(differences) - _MOST_SAID} more"] if len(differences) > _MOST_SAID else []
+    return "; ".join([*differences[:_MOST_SAID], *omitted, *unknown])

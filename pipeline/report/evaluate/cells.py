@@ -39,9 +39,9 @@ from pipeline.report.evaluate.statistics import (
     Scale,
     estimate,
     follows_host,
-    interval_in_words,
+    format_interval,
+    format_times,
     is_baseline_drifting,
-    times_in_words,
 )
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import Row, Study
@@ -176,16 +176,16 @@ class Cell:
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
-        notes, in_words = [], interval_in_words(gain, ".2f")
+        notes, interval = [], format_interval(gain, ".2f")
         is_slower = (gain.median if gain.high is None else gain.high) < 1 / self._choose_tolerance(gain)
         if self.degree == 1 and self.sharing == NAIVE and (is_slower or self.exceeds_ideal):
             notes.append(
-                f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
+                f"one naive job repeats the serial run, but ran {gain.median:.2f} times{interval} as fast: "
                 "the machine changed between the two runs"
             )
         elif self.exceeds_ideal:
             notes.append(
-                f"speed-up of {gain.median:.2f}{in_words} exceeds the number of jobs: "
+                f"speed-up of {gain.median:.2f}{interval} exceeds the number of jobs: "
                 "the baseline was slow, or the metric does not count work"
             )
         if self.has_drifting_baseline(SPEEDUP) and not self.uses_cuda_graphs:
@@ -202,7 +202,7 @@ class Cell:
         gain = self.estimates.get(BEST_SOLO)
         if gain is None or self.has_drifting_baseline(BEST_SOLO):
             return note + "a CUDA graph as baseline would not drift"
-        return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
+        return note + f"speed-up over the best step mode alone: {format_times(gain)}"
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -394,15 +394,15 @@ def list_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
 
     A unit is left out if all its figures equal those of another unit (each request is one image).
     """
-    known = _collect_metrics(cells)
+    metrics = _collect_metrics(cells)
     by_values: dict[tuple[tuple[float, ...], ...], str] = {}
-    for unit in work_units.find_units(known):
+    for unit in work_units.find_units(metrics):
         values = tuple(tuple(cell.values.get(work_units.total_of(unit), {}).values()) for cell in cells)
         first = by_values.setdefault(values, unit)
         if first != unit and any(values):
             for name in make_work_metrics(unit):
-                known.pop(name, None)
-    return known
+                metrics.pop(name, None)
+    return metrics
 
 
 def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
@@ -471,7 +471,7 @@ def _cell(
         boots=frozenset(row.boot_id for row, _ in rows),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,
-        best_solo=labels.step_modes_in_words(mode for row, _ in rows for mode in best_solos[row.run_id]),
+        best_solo=labels.format_step_modes(mode for row, _ in rows for mode in best_solos[row.run_id]),
         reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
         invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
         num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),

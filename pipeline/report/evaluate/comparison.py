@@ -48,7 +48,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.selector import name_cell
 from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate
-from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.evaluate.wording import describe_finding
 from pipeline.report.read.environments import read_packages
 from pipeline.report.read.rows import FACTS
 from pipeline.report.read.study_records import Study
@@ -270,7 +270,7 @@ def _pair_cells(pair: _Pair) -> list[_Pair]:
         if not cell.is_compared:
             fails = side == SIDES[1] and (cell.num_saturated or cell.finding in _BROKEN)
             change = Change.FAILS if fails else Change.NOT_COMPARED
-            return [pair._replace(change=change, note=f"{side}: {finding_in_words(cell)}")]
+            return [pair._replace(change=change, note=f"{side}: {describe_finding(cell)}")]
     before, after = pair.cells
     names = {Quantity.SPEED: _list_speeds(before), Quantity.ENERGY: _list_energies(before)}
     pairs = [
@@ -402,12 +402,12 @@ def _judge(pairs: Sequence[_Pair]) -> list[_Pair]:
 
 def _describe(pair: _Pair, titles: Mapping[str, Metric], num_tests: int) -> CaseChange:
     case, figure, verdict = pair.case, pair.figure, pair.verdict
-    gain, change, needed, is_drifting = None, pair.change, None, False
+    gain, change, num_blocks, is_drifting = None, pair.change, None, False
     if figure is not None and figure.test is not None and verdict is not None and verdict.test is not None:
         gain, change, is_drifting = pair.gain, _CHANGES[pair.quantity][verdict.decision], figure.test.is_drifting
         if verdict.decision is Decision.NO_VERDICT:
-            needed = statistics.blocks_needed(verdict.test, num_tests, pair.tolerance)
-            needed = needed if needed is not None and needed > verdict.test.ratio.n else None
+            num_blocks = statistics.blocks_needed(verdict.test, num_tests, pair.tolerance)
+            num_blocks = num_blocks if num_blocks is not None and num_blocks > verdict.test.ratio.n else None
     before, after = (_list_figures(cell, pair.name) for cell in pair.cells)
     return CaseChange(
         label=case.label,
@@ -425,7 +425,7 @@ def _describe(pair: _Pair, titles: Mapping[str, Metric], num_tests: int) -> Case
         is_drifting=is_drifting,
         tolerance=pair.tolerance,
         p_adjusted=verdict.p_adjusted if verdict is not None else None,
-        blocks_needed=needed,
+        blocks_needed=num_blocks,
         change=change,
         note=pair.note,
         differs=case.differs[1],

@@ -39,9 +39,9 @@ from pipeline.report.evaluate.statistics import (
     blocks_needed,
     compare_pairs,
     correct_p_values,
-    interval_in_words,
+    format_interval,
 )
-from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, marks_in_words
+from pipeline.report.evaluate.wording import describe_finding, describe_gpus, describe_marks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -168,9 +168,9 @@ class Contrast:
         """The comparison as a sentence, such as `7 x tiny, MPS: 1.36 x serial (1.34 to 1.38; 5 blocks)`."""
         simulated = " (simulated)" if self.cell.is_simulated else ""
         if self.ratio is None:
-            return f"{self.jobs}, {self.mode}: {finding_in_words(self.cell)}.{simulated}"
-        both = [self.cell, *([self.other] if self.other is not None else [])]
-        marks = marks_in_words(both, only_of_rows=self.against != SERIAL.label)
+            return f"{self.jobs}, {self.mode}: {describe_finding(self.cell)}.{simulated}"
+        cells = [self.cell, *([self.other] if self.other is not None else [])]
+        marks = describe_marks(cells, only_of_rows=self.against != SERIAL.label)
         return f"{self.jobs}, {self.mode}: {self.ratio.median:.2f} x {_describe_comparison(self)}{marks}{simulated}"
 
     @property
@@ -193,7 +193,7 @@ def _describe_comparison(pair: Contrast) -> str:
         is_alone = pair.cell.num_given and pair.against == SERIAL.label
         against = f"the energy of {'the same work alone' if is_alone else against}"
     blocks = format_count(pair.num_blocks, "block") + describe_gpus(pair.num_gpus)
-    details = [interval_in_words(pair.ratio, ".2f").strip(" ()"), blocks]
+    details = [format_interval(pair.ratio, ".2f").strip(" ()"), blocks]
     if pair.test is not None and pair.test.is_drifting and pair.against != SERIAL.label:  # else the cell has a note
         details += [f"one of the two drifts with its host, so {statistics.DRIFT_BLOCKS} blocks count as one"]
     details += [_describe_need(pair)] if pair.decision is Decision.NO_VERDICT else []
@@ -205,8 +205,8 @@ def _describe_need(pair: Contrast) -> str:
     if pair.holds_for == "on these hosts":
         return "no verdict over several hosts"
     if pair.num_gpus > 1:
-        needed = f"{MIN_GPUS} GPUs" if pair.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
-        return f"no verdict: each GPU counts once, and {needed} are needed"
+        requirement = f"{MIN_GPUS} GPUs" if pair.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
+        return f"no verdict: each GPU counts once, and {requirement} are needed"
     if pair.blocks_needed is not None:
         return f"no verdict: about {pair.blocks_needed} blocks are needed"
     if pair.num_blocks < statistics.MIN_FOR_INTERVAL:
@@ -340,8 +340,8 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike, margin: Arr
 def _estimate_blocks(pair: Contrast, num_tests: int) -> int | None:
     if pair.test is None or pair.num_gpus > 1 or pair.num_blocks < statistics.MIN_FOR_INTERVAL:
         return None
-    needed = blocks_needed(pair.test, num_tests)
-    return None if needed is None else max(needed, pair.num_blocks + 1)
+    num_blocks = blocks_needed(pair.test, num_tests)
+    return None if num_blocks is None else max(num_blocks, pair.num_blocks + 1)
 
 
 def _pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Contrast]:

@@ -21,8 +21,8 @@ from pipeline.report.evaluate.contrasts import Contrast, contrast, contrast_cell
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.publication import WHOLE_GPU, publications
 from pipeline.report.evaluate.quantities import merge_steady_windows
-from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, interval_in_words
-from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, format_interval
+from pipeline.report.evaluate.wording import describe_jobs
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -77,12 +77,12 @@ class SoloMode(NamedTuple):
 def steps(cells: Sequence[Cell]) -> Iterator[ProfileStep]:
     """Yield the whole GPU over the largest profile, each profile over the next smaller, 7g over 3g, and 4g over 2g."""
     for case, by_place in group_by_profile(cells).items():
-        further = [
+        distant_pairs = [
             (larger, smaller)
             for larger, smaller in itertools.combinations(by_place, 2)
             if (cut_to_slices(larger), cut_to_slices(smaller)) in _FURTHER
         ]
-        for larger, smaller in dict.fromkeys([*itertools.pairwise(by_place), *further]):
+        for larger, smaller in dict.fromkeys([*itertools.pairwise(by_place), *distant_pairs]):
             if (pair := contrast_cells(by_place[larger], by_place[smaller])) is not None:
                 ideal = compute_ideal(by_place[larger], by_place[smaller])
                 published = _find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller))
@@ -227,21 +227,21 @@ def _summarize_groups(groups: Sequence[Contrast]) -> str:
 
 def _count_differing(groups: Sequence[Contrast]) -> str:
     intervals = [(pair.ratio.low, pair.ratio.high) for pair in groups if pair.ratio is not None]
-    known = [(low, high) for low, high in intervals if low is not None and high is not None]
-    if not known:
+    bounded = [(low, high) for low, high in intervals if low is not None and high is not None]
+    if not bounded:
         return f"an interval needs {MIN_FOR_INTERVAL} blocks"
-    num = sum(not low <= 1 <= high for low, high in known)
-    return f"{num or 'none'} of {format_count(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
+    num = sum(not low <= 1 <= high for low, high in bounded)
+    return f"{num or 'none'} of {format_count(len(bounded), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
 
 
 def _name_group(pair: Contrast) -> str:
     group = find_reference(pair)
-    return f"{group.mode} with {jobs_in_words(group.case, group.degree)}"
+    return f"{group.mode} with {describe_jobs(group.case, group.degree)}"
 
 
 def _format_share(pair: Contrast) -> str:
     assert pair.ratio is not None
-    return f"{pair.ratio.median:.3f}{interval_in_words(pair.ratio, '.3f')}"
+    return f"{pair.ratio.median:.3f}{format_interval(pair.ratio, '.3f')}"
 
 
 def _name_others(number: int) -> str:
@@ -275,8 +275,8 @@ def _compare_rows(row: Row, reference: Row | None) -> float | None:
         return _divide(row, reference, work_units.total_of(row.unit))
     jobs = zip(row.jobs, reference.jobs, strict=True)
     shares = [_divide(job, other, work_units.rate_of(job.unit)) for job, other in jobs]
-    known = [share for share in shares if share is not None]
-    return statistics.fmean(known) if len(known) == len(shares) else None
+    present_shares = [share for share in shares if share is not None]
+    return statistics.fmean(present_shares) if len(present_shares) == len(shares) else None
 
 
 def _divide(row: Row | JobRow, reference: Row | JobRow, name: str) -> float | None:
@@ -308,4 +308,4 @@ def list_other_modes(case: Case, cells: Sequence[Cell]) -> list[SoloMode]:
         is_other = step_mode != case.params[0][labels.STEP_MODE]
         if is_alike and is_other and (is_same or step_mode not in by_step_mode):
             by_step_mode[step_mode] = cell
-    return [SoloMode(labels.value_in_words(labels.STEP_MODE, mode), cell) for mode, cell in by_step_mode.items()]
+    return [SoloMode(labels.format_param_value(labels.STEP_MODE, mode), cell) for mode, cell in by_step_mode.items()]

@@ -15,7 +15,7 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.evaluate.wording import describe_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def _measure(cell: Cell, goal: PrecisionGoal) -> IntervalWidth:
         num_needed = estimate_blocks(deviation)
         least = estimate_blocks(statistics.lower_bound_of_deviation(deviation, num_blocks))
     return IntervalWidth(
-        name=f"{jobs_in_words(cell.case, cell.degree)}, {cell.mode}",
+        name=f"{describe_jobs(cell.case, cell.degree)}, {cell.mode}",
         pct=None if half is None else 100 * half,
         num_blocks=num_blocks,
         num_needed=num_needed,

@@ -123,9 +123,9 @@ def compute_derived_epoch_time(row: Row, _: Sequence[JobRow | None]) -> float | 
 def compute_epoch_time_vs_solo(row: Row, alone: Sequence[JobRow | None]) -> float | None:
     """Return `t / t_alone`: the time per epoch, divided by that of the first job alone."""
     is_measured = row.window is WindowKind.WORK
-    together = None if row.is_mix else _average_epochs(row.jobs, is_measured=is_measured)
+    collocated = None if row.is_mix else _average_epochs(row.jobs, is_measured=is_measured)
     solo = None if alone[0] is None else _average_epochs([alone[0]], is_measured=is_measured)
-    return together / solo if together is not None and solo else None
+    return collocated / solo if collocated is not None and solo else None
 
 
 def compute_energy_per_epoch(row: Row, _: Sequence[JobRow | None]) -> float | None:

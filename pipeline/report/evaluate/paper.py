@@ -25,9 +25,9 @@ from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.selector import Selector
-from pipeline.report.evaluate.statistics import Estimate, Scale, interval_in_words
+from pipeline.report.evaluate.statistics import Estimate, Scale, format_interval
 from pipeline.report.evaluate.verdicts import find_slower_pairs, rank_modes
-from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.evaluate.wording import describe_finding
 
 _THROUGHPUT = "throughput"
 _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
@@ -315,14 +315,14 @@ def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
     if cell.results[Result.OOM]:
         if question.finding.degree is None:
             return None  # the finding covers only degrees that fit into memory
-        return question.answer(cell, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
+        return question.answer(cell, Result.OOM.value, Agreement.DIFFERS, describe_finding(cell))
     if not figure.by_block:
         return None
     estimate = cell.estimate(figure.by_block, figure.scale, is_drifting=figure.is_drifting)
     # CUDA graphs do not follow the host; the wider interval accounts for any other drift.
     is_led_by_host = figure.is_drifting and not cell.uses_cuda_graphs
     mark = "*" if is_led_by_host or cell.marks else ""
-    words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}{figure.places}"
+    words = f"{estimate.median:.2f}{mark}{format_interval(estimate, '.2f')}{figure.places}"
     agreement, difference = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
     check = question.answer(cell, words, agreement, difference, figure.modes)
     return dataclasses.replace(check, figure=estimate)
@@ -331,21 +331,21 @@ def _check_range(question: _Question, figure: _Figure) -> FindingCheck | None:
 def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bool) -> tuple[Agreement, str]:
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
-    away = ""
+    distance = ""
     if estimate.median < low:
-        away = f"{100 * (1 - estimate.median / low):.0f} % lower, "
+        distance = f"{100 * (1 - estimate.median / low):.0f} % lower, "
     elif estimate.median > high:
-        away = f"{100 * (estimate.median / high - 1):.0f} % higher, "
+        distance = f"{100 * (estimate.median / high - 1):.0f} % higher, "
     if estimate.low is None or estimate.high is None:
-        return Agreement.UNDECIDED, f"{away}too few blocks for an interval"
+        return Agreement.UNDECIDED, f"{distance}too few blocks for an interval"
     if is_drifting:
-        return Agreement.UNDECIDED, f"{away}{'but ' if away else ''}a speed drifts with its host"
+        return Agreement.UNDECIDED, f"{distance}{'but ' if distance else ''}a speed drifts with its host"
     if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
-        return Agreement.DIFFERS, away.removesuffix(", ")
-    if away:
-        return Agreement.UNDECIDED, f"{away}but the interval reaches into the range"
+        return Agreement.DIFFERS, distance.removesuffix(", ")
+    if distance:
+        return Agreement.UNDECIDED, f"{distance}but the interval reaches into the range"
     return Agreement.UNDECIDED, "the interval is wider than the range"
 
 

@@ -282,9 +282,9 @@ def _predict_mode(
         if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms.get(pair[:1])
     }
     errors = {
-        pair: {model: _list_errors(model, losses[pair][model], known.slowdowns) for model in Model}
-        for pair, known in measured.items()
-        if known.slowdowns and pair in losses
+        pair: {model: _list_errors(model, losses[pair][model], measurement.slowdowns) for model in Model}
+        for pair, measurement in measured.items()
+        if measurement.slowdowns and pair in losses
     }
     models = {pair: _choose_model([errors[other] for other in errors if other != pair]) for pair in losses}
     error = _summarise([errors[pair][models[pair]] for pair in errors])
@@ -320,14 +320,14 @@ def _explain_platform(
     """Explain why the GPUs of the measurements allow no prediction; return an empty text if they do."""
     first, second = (platforms.get((name,), frozenset()) for name in pair)
     for name, members in zip(pair, (first, second), strict=True):
-        where = " and ".join(sorted(platform.describe() for platform in members))
+        platform_names = " and ".join(sorted(platform.describe() for platform in members))
         if len(members) > 1:
-            return f"{name} was measured on {where}"
+            return f"{name} was measured on {platform_names}"
         for platform in members:
             if gpu_model not in (None, platform.model):
-                return f"{name} was measured on {where}, not on {gpu_model}"
+                return f"{name} was measured on {platform_names}, not on {gpu_model}"
             if driver_branch not in (None, platform.driver_branch):
-                return f"{name} was measured on {where}, not with driver {driver_branch}"
+                return f"{name} was measured on {platform_names}, not with driver {driver_branch}"
     if first and second and first != second:
         (platform,), (other,) = first, second
         return f"{pair[0]} was measured on {platform.describe()}, {pair[1]} on {other.describe()}"
@@ -343,8 +343,8 @@ def _explain_unmeasured(pair: PairName, mode: str, inputs: PairInputs, resources
         if missing == list(resources):
             missing = ["stressors"]
         if missing:
-            why = f" ({failures[0]})" if failures else ""
-            return f"{name} has no slowdown beside {', '.join(missing)} at dial {FULL:g}{why}"
+            cause = f" ({failures[0]})" if failures else ""
+            return f"{name} has no slowdown beside {', '.join(missing)} at dial {FULL:g}{cause}"
     return ""
 
 
@@ -395,8 +395,8 @@ def _compete(first: _Use, second: _Use) -> tuple[float, float]:
     return losses
 
 
-def _delay(use: _Use, lost: float) -> float:
-    return use.busy * lost / max(_LEAST, 1 - lost)
+def _delay(use: _Use, loss: float) -> float:
+    return use.busy * loss / max(_LEAST, 1 - loss)
 
 
 def _equate_dial(pressure: float) -> float:

@@ -93,7 +93,7 @@ class Finding:
         return tuple(mode_of(name).label for name in self.among)
 
     @property
-    def range_in_words(self) -> str:
+    def range_text(self) -> str:
         """The range as text: `1.05 to 1.12`, `up to 1.8`, `out of memory`."""
         if self.kind == "fastest":
             return "fastest: " + " or ".join(self.mode_labels)
@@ -197,7 +197,7 @@ _SETTINGS_IN_WORDS = {"workload": "{}", "batch_size": "batch {}", "image_px": "i
 
 def _describe_setting(key: str, value: str | None) -> str:
     if key == "source" and value is not None:
-        return labels.value_in_words(key, value) or f"source {value}"
+        return labels.format_param_value(key, value) or f"source {value}"
     form = _SETTINGS_IN_WORDS.get(key, key.replace("_", " ") + " {}")
     return form.format(value or "not recorded")
 

@@ -283,8 +283,8 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     compared: dict[str, list[ComparedJob]] = defaultdict(list)
-    for job, both in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
-        compared[job.label].append(both)
+    for job, comparison in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
+        compared[job.label].append(comparison)
     if not row.is_mix or row.is_sequential:
         return {}
     return {
@@ -375,9 +375,9 @@ def compute_shares(row: Row, alone: Sequence[Mapping[str, float]]) -> dict[str, 
     figures = {}
     for label, positions in group_by(range(row.degree), lambda position: row.jobs[position].label).items():
         for make_name, values in by_job.items():
-            known = [value for position in positions if (value := values[position]) is not None]
-            if len(known) == len(positions):
-                figures[make_name(label)] = statistics.fmean(known)
+            present_values = [value for position in positions if (value := values[position]) is not None]
+            if len(present_values) == len(positions):
+                figures[make_name(label)] = statistics.fmean(present_values)
     return figures
 
 
@@ -393,12 +393,12 @@ def _model_energies(row: Row, shares: Sequence[float | None]) -> list[float | No
     """Return each job's energy per work unit; `None` if unknown for a job, or if co-runners took energy too."""
     missing: list[float | None] = [None] * row.degree
     energy_j, idle_w, window_s = row.metrics.get("energy_j"), row.metrics.get("power_idle_w"), row.window_s
-    known = [share for share in shares if share is not None]
+    present_shares = [share for share in shares if share is not None]
     if energy_j is None or idle_w is None or not window_s or row.co_runners or not row.window.is_steady:
         return missing
-    if len(known) < row.degree or not sum(known):
+    if len(present_shares) < row.degree or not sum(present_shares):
         return missing
     above_w = energy_j / window_s - idle_w
-    powers_w = [idle_w / row.degree + above_w * share / sum(known) for share in known]
+    powers_w = [idle_w / row.degree + above_w * share / sum(present_shares) for share in present_shares]
     rates = [job.metrics.get(work_units.rate_of(job.unit)) for job in row.jobs]
     return [power_w / rate if rate else None for power_w, rate in zip(powers_w, rates, strict=True)]

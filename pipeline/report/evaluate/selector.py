@@ -20,7 +20,7 @@ from pipeline.report.evaluate.cells import Cell, label_cases, make_cells, ratios
 from pipeline.report.evaluate.contrasts import Contrast, Decision, compare_modes
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.evaluate.wording import describe_finding
 from pipeline.report.read.study_records import Row, Study
 
 
@@ -126,7 +126,7 @@ class Selector:
             figure = cell.values.get(self.quantity, {}).get(self.block, math.nan)
             estimate = Estimate(median=figure, low=None, high=None, n=1)
         if estimate is None or not math.isfinite(estimate.median):
-            raise NoFigureError(f"{self} has no {self.quantity} ({finding_in_words(cell)})")
+            raise NoFigureError(f"{self} has no {self.quantity} ({describe_finding(cell)})")
         return estimate
 
     def find_recorded(self, study: Study) -> str:

@@ -21,7 +21,7 @@ from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.contrasts import Contrast, contrast_per_job, contrast_with_alone
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
+from pipeline.report.evaluate.statistics import Estimate, format_interval, format_times
 from pipeline.report.evaluate.wording import join_words
 
 _USERS = "outstanding"
@@ -87,9 +87,9 @@ class Fraction:
             block: _interpolate(objective, [(users, by_users[users][block]) for users in sorted(by_users)])
             for block in blocks
         }
-        known = {block: users for block, users in served.items() if isinstance(users, float)}
+        user_counts = {block: users for block, users in served.items() if isinstance(users, float)}
         bounds = [bound for bound in served.values() if isinstance(bound, str)]
-        return bounds[0] if bounds else any_cell.estimate(known) if known else None
+        return bounds[0] if bounds else any_cell.estimate(user_counts) if user_counts else None
 
 
 def read_objective(params: Mapping[str, str]) -> tuple[str, str]:
@@ -111,9 +111,9 @@ def _interpolate(objective: float, latencies: Sequence[tuple[int, float]]) -> fl
     (fewest, lowest), (most, _) = latencies[0], latencies[-1]
     if lowest > objective:
         return f"fewer than {fewest}"
-    for (users, latency), (more, higher) in itertools.pairwise(latencies):
+    for (users, latency), (next_users, higher) in itertools.pairwise(latencies):
         if higher > objective:
-            return users + (more - users) * (objective - latency) / (higher - latency)
+            return users + (next_users - users) * (objective - latency) / (higher - latency)
     return f"at least {most}"
 
 
@@ -122,8 +122,8 @@ def list_fractions(cells: Sequence[Cell]) -> Iterator[Fraction]:
 
     A fraction is the share of one job, of which a mode ran one job and several jobs.
     """
-    ran = [cell for cell in cells if not cell.is_derived and cell.finding is not Result.SKIPPED]
-    alone = [cell for cell in ran if not (cell.case.is_mix or cell.co_runners or cell.num_given)]
+    executed = [cell for cell in cells if not cell.is_derived and cell.finding is not Result.SKIPPED]
+    alone = [cell for cell in executed if not (cell.case.is_mix or cell.co_runners or cell.num_given)]
     for swept in sweeps.numbers(alone, 1, only=_USERS):
         shares: dict[tuple[SharingMode, str], dict[int, dict[int, Cell]]] = defaultdict(lambda: defaultdict(dict))
         for users, members in swept.cells.items():
@@ -159,8 +159,8 @@ def describe_fractions(cells: Sequence[Cell]) -> list[str]:
         most = max(parts[0].cells)
         rates = [(part.compare_throughput(most), part.rest) for part in parts if most in part.cells]
         throughputs = [
-            f"{times_in_words(pair.ratio)} with the rest {rest}"
-            for pair, rest in rates
+            f"{format_times(pair.ratio)} with the rest {load}"
+            for pair, load in rates
             if pair is not None and pair.ratio is not None
         ]
         users = [part.estimate_users() for part in (*parts, reference) if part is not None]
@@ -168,8 +168,8 @@ def describe_fractions(cells: Sequence[Cell]) -> list[str]:
         if throughputs:
             cell = parts[0].cells[most]
             place = f"a {parts[0].name} of the GPU ({cell.mode})".replace("a half", "half")
-            ratios_in_words = f"{join_words(throughputs)}, relative to the whole GPU"
-            sentence = f"On {place}, the throughput of {parts[0].service} is {ratios_in_words}"
+            ratios = f"{join_words(throughputs)}, relative to the whole GPU"
+            sentence = f"On {place}, the throughput of {parts[0].service} is {ratios}"
             if len(numbers) == len(parts) + 1:
                 objective, _ = read_objective(cell.case.params[0])
                 sentence += "; {:.1f} and {:.1f} instead of {:.1f} users have a ".format(*numbers) + objective
@@ -221,7 +221,7 @@ def describe_mix(pairs: Sequence[Contrast]) -> str:
             assert pair.ratio is not None
             title = "throughput" if pair.metric == SLOWDOWN else f"{LATENCIES[pair.metric]} latency"
             short = title.split()[-1]
-            parts.append(f"the {title} of {workload} is {times_in_words(pair.ratio)} its {short} alone")
+            parts.append(f"the {title} of {workload} is {format_times(pair.ratio)} its {short} alone")
     cell = pairs[0].cell
     simulated = " (simulated)" if cell.is_simulated else ""
     return f"{cell.case.label}, {cell.mode}: {join_words(parts)}.{simulated}"
@@ -253,7 +253,7 @@ def _list_extremes(pairs: Sequence[Contrast]) -> list[str]:
     texts = []
     for pair in (lowest, *higher[-1:]):
         assert pair.ratio is not None
-        interval = interval_in_words(pair.ratio, ".2f").strip(" ()")
+        interval = format_interval(pair.ratio, ".2f").strip(" ()")
         place = "; ".join(filter(None, (interval, f"{pair.case.label}, {pair.mode}")))
         texts.append(f"{pair.ratio.median:.2f}{'*' if pair.cell.marks else ''} ({place})")
     return texts
@@ -308,14 +308,14 @@ def find_rate_limits(cells: Sequence[Cell]) -> list[RateLimit]:
     return borne
 
 
-def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
+def _find_limit(name: str, by_rate: Mapping[float, Cell]) -> RateLimit:
     missed = min((rate for rate, cell in by_rate.items() if _meets_objective(cell) is False), default=None)
     met = [rate for rate, cell in by_rate.items() if _meets_objective(cell) and (missed is None or rate < missed)]
     highest = max(met, default=None)
     any_cell = next(iter(by_rate.values()))
     objective, latency = read_objective(any_cell.case.params[0])
     return RateLimit(
-        what=what,
+        what=name,
         degree=any_cell.degree,
         mode=any_cell.mode,
         sharing=any_cell.sharing,
@@ -342,9 +342,9 @@ def describe_limits(cells: Sequence[Cell]) -> str:
     if len(by_workload) > _MOST_NAMED:
         return ""
     return "; ".join(
-        f"{what} answers {join_words([_describe_best(group) for group in by_mode.values()])} with a {objective}, "
+        f"{name} answers {join_words([_describe_best(group) for group in by_mode.values()])} with a {objective}, "
         "the highest of the measured rates"
-        for (what, objective), by_mode in by_workload.items()
+        for (name, objective), by_mode in by_workload.items()
         if any(one.is_known for group in by_mode.values() for one in group)
     )
 

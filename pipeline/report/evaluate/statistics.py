@@ -101,12 +101,12 @@ def keep_stable_digits(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def times_in_words(ratio: Estimate) -> str:
+def format_times(ratio: Estimate) -> str:
     """Return `1.84 times (1.79 to 1.90)`, or `1.84 times` without an interval."""
-    return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
+    return f"{ratio.median:.2f} times{format_interval(ratio, '.2f')}"
 
 
-def interval_in_words(estimate: Estimate, form: str) -> str:
+def format_interval(estimate: Estimate, form: str) -> str:
     """Return ` (1.79 to 1.90)`; empty without an interval, or if low and high are equal."""
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return ""

@@ -23,7 +23,7 @@ from pipeline.base.domain.window import DIAL, IDLE, RESOURCE, STRESSOR, TURN_S, 
 from pipeline.base.system.words import format_count, group_by, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, Estimate, format_times
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.read.stressor_counters import COUNTERS, Counter
 from pipeline.report.read.study_records import JobRow, StressorCounters, Study
@@ -99,17 +99,17 @@ def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
     clauses = []
     for effect in find_strongest(effects):
         of_place = [one for one in effects if (one.workload, one.mode) == (effect.workload, effect.mode)]
-        known = [one.sensitivity for one in of_place if one.sensitivity is not None]
-        details = [] if len(known) == len(of_place) else [f"{len(known)} of {len(of_place)} loads have a figure"]
-        if any(slowdown.low is None for slowdown in known):
-            details.append(f"{format_count(min(slowdown.n for slowdown in known), 'block')}, no interval")
+        figures = [one.sensitivity for one in of_place if one.sensitivity is not None]
+        details = [] if len(figures) == len(of_place) else [f"{len(figures)} of {len(of_place)} loads have a figure"]
+        if any(slowdown.low is None for slowdown in figures):
+            details.append(f"{format_count(min(slowdown.n for slowdown in figures), 'block')}, no interval")
         assert effect.sensitivity is not None
         if effect.sensitivity.median > 1 + MARGIN:
             place = "; ".join([f"{effect.resource}, dial {effect.dial:g}, {effect.mode}", *details])
-            times = times_in_words(effect.sensitivity)
+            times = format_times(effect.sensitivity)
             clauses.append(f"{effect.workload} takes {times} its time alone beside its worst stressor ({place})")
         else:
-            highest = max((slowdown.high for slowdown in known if slowdown.high is not None), default=math.inf)
+            highest = max((slowdown.high for slowdown in figures if slowdown.high is not None), default=math.inf)
             begin = "no stressor slows" if not details and highest <= 1 + MARGIN else "no stressor was seen to slow"
             place = "; ".join([effect.mode, *details])
             clauses.append(f"{begin} down {effect.workload} by more than {100 * MARGIN:g} % ({place})")
@@ -294,7 +294,7 @@ def describe_loads(study: Study) -> list[str]:
     """Return a sentence on the stressors that load other resources, and one on those that do not load their own."""
     sentences = []
     for device, loads in group_by(list_loads(study), lambda load: load.device).items():
-        where = f" on {device}" if len(study.devices) > 1 else ""
+        suffix = f" on {device}" if len(study.devices) > 1 else ""
         leaks: dict[str, dict[Counter, float]] = defaultdict(dict)
         for load in loads:
             for counter, ratio in load.leaks.items():
@@ -303,12 +303,12 @@ def describe_loads(study: Study) -> list[str]:
         if leaks:
             parts = [f"{resource} also loads {join_words(name_leaks(of))}" for resource, of in leaks.items()]
             sentences.append(
-                f"By hardware counters{where}, {'; '.join(parts)}. 100 % is the effect of the stressor of that "
+                f"By hardware counters{suffix}, {'; '.join(parts)}. 100 % is the effect of the stressor of that "
                 "resource, or else the peak (stressors.csv)."
             )
         if weak := dict.fromkeys(load.place[0] for load in loads if load.is_weak):
             sentences.append(
-                f"Stressors that raise their own counter by less than {100 * LEAK:g} % of its peak{where}: "
+                f"Stressors that raise their own counter by less than {100 * LEAK:g} % of its peak{suffix}: "
                 f"{join_words(list(weak))} (stressors.csv)."
             )
     return sentences
@@ -331,8 +331,8 @@ def _list_loads(device: str, members: Sequence[StressorCounters]) -> Iterator[St
     for place in sorted(medians, key=lambda place: (place[0] != IDLE, place)):
         resource, dial = place
         is_weak, to_effect, to_peak = False, {}, {}
-        known = [counter for counter in COUNTERS if counter.field in medians[place] and counter.resource]
-        for counter in known if resource != IDLE else ():
+        measured_counters = [counter for counter in COUNTERS if counter.field in medians[place] and counter.resource]
+        for counter in measured_counters if resource != IDLE else ():
             effect, peak = effects[place][counter.field], _find_peak(counter, num_cpus)
             least = LEAK * dial * (peak or 0.0)
             stressor = effects.get((counter.resource, dial), {}).get(COUNTER_OF[counter.resource].field, 0.0)

@@ -35,7 +35,7 @@ from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.metrics import METRICS, TIMES, Metric
 from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 from pipeline.report.evaluate.verdicts import Winner, find_slower_pairs, has_verdicts, rank_modes
-from pipeline.report.evaluate.wording import ENDINGS, finding_in_words, join_words
+from pipeline.report.evaluate.wording import ENDINGS, describe_finding, join_words
 from pipeline.report.read import pooling
 from pipeline.report.read.study_records import Row, Study
 
@@ -218,7 +218,7 @@ def _choose_quantity(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
 def _ending(cell: Cell) -> str:
     """Return `MIG 1g.10gb: oom`, `MPS: failed in 1 of 5 blocks`."""
     if cell.is_ranked and cell.num_saturated:
-        return f"{cell.mode}: {finding_in_words(cell)}"
+        return f"{cell.mode}: {describe_finding(cell)}"
     total, not_ok = sum(cell.results.values()), cell.results - Counter({Result.OK: cell.results[Result.OK]})
     worst = max(not_ok, key=lambda result: not_ok[result])
     share = "" if not_ok[worst] == total else f" in {not_ok[worst]} of {total} blocks"

@@ -79,15 +79,15 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
                 by_place[place][value].append(cell)
     swept = {place: by_value for place, by_value in by_place.items() if len(by_value) >= fewest}
     alike: dict[tuple[str, str, str], list[Items]] = defaultdict(list)
-    for name, key, what, rest in swept:
-        alike[name, key, what].append(rest)
-    for (name, key, what), rests in alike.items():
-        words = labels.distinguish_params([dict(rest) for rest in rests])
-        for rest, word in zip(rests, words, strict=True):
-            by_value = swept[name, key, what, rest]
+    for name, key, job_names, other_params in swept:
+        alike[name, key, job_names].append(other_params)
+    for (name, key, job_names), all_params in alike.items():
+        words = labels.distinguish_params([dict(other_params) for other_params in all_params])
+        for other_params, word in zip(all_params, words, strict=True):
+            by_value = swept[name, key, job_names, other_params]
             yield Sweep(
                 axis=key.lstrip("-").replace("_", " "),
-                what=f"{what} {word}".strip(),
+                what=f"{job_names} {word}".strip(),
                 ticks={value: f"{value:g}" for value in sorted(by_value)},
                 cells=dict(sorted(by_value.items())),
                 kind=AxisKind.RATES if key == service_figures.RATE else AxisKind.NUMBERS,
@@ -112,12 +112,12 @@ def parse_number(text: str) -> float | None:
 
 
 def _list_other_params(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
-    rest: dict[str, list[str]] = defaultdict(list)
+    by_param: dict[str, list[str]] = defaultdict(list)
     for workload, params in jobs:
         for other, text in params.items():
             if (workload, other) != (name, key):
-                rest[f"{workload} {other}" if case.is_mix else other].append(text)
-    words = {other: "+".join(sorted(texts)) for other, texts in rest.items()}
+                by_param[f"{workload} {other}" if case.is_mix else other].append(text)
+    words = {other: "+".join(sorted(texts)) for other, texts in by_param.items()}
     return tuple(sorted((words | ({"setting": case.setting} if case.setting else {})).items()))
 
 

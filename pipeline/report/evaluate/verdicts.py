@@ -12,8 +12,8 @@ from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Case, Cell, group_places
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import BEST_SOLO
-from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.wording import describe_gpus, join_words, marks_in_words
+from pipeline.report.evaluate.statistics import Estimate, format_interval
+from pipeline.report.evaluate.wording import describe_gpus, describe_marks, join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ def describe_details(comparisons: Iterable[Contrast], mode: str) -> str:
 
     For example: `MPS: 1.36 x CUDA graph alone; energy 0.36 x serial (0.34 to 0.39), 1.00 x CUDA graph alone.`
     """
-    known = _compare_with_baselines(comparisons, mode)
-    speeds = [v for v in known if v.quantity is Quantity.SPEED and v.is_against_best_solo]
-    energies = [pair for pair in known if pair.quantity is Quantity.ENERGY]
+    contrasts = _compare_with_baselines(comparisons, mode)
+    speeds = [v for v in contrasts if v.quantity is Quantity.SPEED and v.is_against_best_solo]
+    energies = [pair for pair in contrasts if pair.quantity is Quantity.ENERGY]
     texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
     return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
 
@@ -116,7 +116,7 @@ def _brief(comparisons: Sequence[Contrast]) -> str:
     for pair in comparisons:
         assert pair.ratio is not None
         is_open = pair.decision in (Decision.NO_VERDICT, Decision.EQUAL)
-        details = [interval_in_words(pair.ratio, ".2f").strip(" ()"), pair.decision.value if is_open else ""]
+        details = [format_interval(pair.ratio, ".2f").strip(" ()"), pair.decision.value if is_open else ""]
         words = "; ".join(filter(None, details))
         parts.append(f"{pair.ratio.median:.2f} x {pair.baseline}" + (f" ({words})" if words else ""))
     return ", ".join(parts)
@@ -135,19 +135,19 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         sentence = f"{jobs}: serial is fastest."
     elif mode is not None:
         serial = next((v.baseline for v in comparisons if (v.mode, v.against) == (mode, SERIAL.label)), SERIAL.label)
-        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x {serial}{interval_in_words(speedup, '.2f')}."
+        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x {serial}{format_interval(speedup, '.2f')}."
     else:
         sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
-            ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
-            sentence += f"; {ahead} faster than {join_words(slower)}"
+            subject = "all" if is_slower >= set(itertools.product(slower, tied)) else best
+            sentence += f"; {subject} faster than {join_words(slower)}"
         sentence += "."
     first = next((cell for cell in cells if cell.mode == best), None)
     sentence = f"{sentence} {describe_details(comparisons, best)}".strip()
     if mode is not None and first is not None and first.sharing.gives_up:
         sentence += f" It gives up {first.sharing.gives_up}."
     # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
-    marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
+    marks = describe_marks([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
     return Winner(
         case=case,

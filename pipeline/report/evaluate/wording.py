@@ -46,7 +46,7 @@ _KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
 _MOST_NAMES = 4
 
 
-def jobs_in_words(case: Case, degree: int) -> str:
+def describe_jobs(case: Case, degree: int) -> str:
     """Return `7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
     if case.is_mix:
         return case.label
@@ -58,7 +58,7 @@ def describe_gpus(number: int) -> str:
     return f" on these {number} GPUs" if number > 1 else ""
 
 
-def finding_in_words(cell: Cell) -> str:
+def describe_finding(cell: Cell) -> str:
     """Return why a cell is not compared: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())
     if cell.is_ranked and cell.num_saturated:
@@ -70,14 +70,14 @@ def finding_in_words(cell: Cell) -> str:
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 
-def absence_in_words(cell: Cell) -> str:
+def describe_absence(cell: Cell) -> str:
     """Return a label for a cell without figures: `oom`, `invalid`; empty if the cell may have figures."""
     if cell.is_wholly_invalid:
         return INVALID
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
 
 
-def marks_in_words(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
+def describe_marks(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
     """Return ` (MPS: NOTE; serial: NOTE)` for the end of a sentence; empty without marks."""
     marks_of = [(cell.mode, cell.marks_of_rows if only_of_rows else cell.marks) for cell in cells]
     marks = [f"{mode}: {marks}" for mode, marks in marks_of if marks]
@@ -130,25 +130,25 @@ def _gains(cells: Sequence[Cell]) -> list[str]:
     noted: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for cell in cells:
         for note in cell.notes_on_gain:
-            noted[_KIND.sub("", note)].append((f"{jobs_in_words(cell.case, cell.degree)} ({cell.mode})", note))
+            noted[_KIND.sub("", note)].append((f"{describe_jobs(cell.case, cell.degree)} ({cell.mode})", note))
     return [_line(*map(list, zip(*members, strict=True))) for members in noted.values()]
 
 
 def _line(names: Sequence[str], texts: Sequence[str]) -> str:
     """Return `A, B and 2 more: for example TEXT`."""
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    such = "for example " if len(set(texts)) > 1 else ""
-    return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
+    omitted = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    introduction = "for example " if len(set(texts)) > 1 else ""
+    return f"{join_words([*names[:_MOST_NAMES], *omitted])}: {introduction}{texts[0]}"
 
 
 def describe_host_bound(cells: Sequence[Cell]) -> str:
     """Name the groups in which at least half of the jobs were host-bound; empty if no group has this figure."""
-    known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
+    measured_cells = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
-    for cell in known:
+    for cell in measured_cells:
         if cell.estimates[HOST_BOUND].median >= 0.5:
-            bound[jobs_in_words(cell.case, cell.degree)].append(cell.mode)
-    if not known:
+            bound[describe_jobs(cell.case, cell.degree)].append(cell.mode)
+    if not measured_cells:
         return ""
     means = (
         f"a process of the job kept a CPU core at least {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "

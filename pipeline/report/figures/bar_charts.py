@@ -33,7 +33,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.sweeps import FEWEST
-from pipeline.report.evaluate.wording import absence_in_words, join_words
+from pipeline.report.evaluate.wording import describe_absence, join_words
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,
@@ -109,10 +109,10 @@ def make_figure_bar(cell: Cell, name: str) -> Bar:
 
 def make_bar(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
     """Return the bar of some estimates of a cell; if all are missing, the bar has the outcome of the cell."""
-    known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
-    finding = "" if any(known) else absence_in_words(cell) or missing
+    figures = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
+    finding = "" if any(figures) else describe_absence(cell) or missing
     star = "*" if cell.marks else ""
-    return Bar(sharing=cell.sharing, detail=f"{clean_text(cell.detail, 24)}{star}", estimates=known, finding=finding)
+    return Bar(sharing=cell.sharing, detail=f"{clean_text(cell.detail, 24)}{star}", estimates=figures, finding=finding)
 
 
 def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
@@ -149,8 +149,8 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     width = _GROUP_WIDTH / max(most, 3)
     details: dict[float, str] = {}
     labels = []
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
-    are_wide = _measure_width(axes) * width / (len(groups) - 1 + 2 * beside) >= _DETAIL_SIZE
+    margin = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
+    are_wide = _measure_width(axes) * width / (len(groups) - 1 + 2 * margin) >= _DETAIL_SIZE
     for position, (label, bars) in enumerate(groups):
         x_start = position - width * len(bars) / 2
         num_by_mode = Counter(bar.sharing for bar in bars)
@@ -162,7 +162,7 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
         summary = ", ".join(dict.fromkeys(filter(None, texts.values())))
         labels.append((label, "" if are_wide else summary))
         details |= texts if are_wide else {}
-    axes.set_xlim(-beside, len(groups) - 1 + beside)
+    axes.set_xlim(-margin, len(groups) - 1 + margin)
     _label_axis(axes, labels, details)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
@@ -370,8 +370,8 @@ def _speed_metric(cells: Sequence[Cell]) -> Metric:
     # In a steady window, the total time is the length that the user chose.
     times = [] if cells[0].window.is_steady else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
-    chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
-    return list_metrics(cells)[chosen]
+    metric_name = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
+    return list_metrics(cells)[metric_name]
 
 
 def _describe_copies(cells: Sequence[Cell]) -> str:
@@ -393,21 +393,23 @@ def _has(cells: Sequence[Cell], *names: str) -> bool:
 
 
 def _paint_copies(cells: Sequence[Cell]) -> Figure:
-    ran = [cell for cell in cells if not cell.is_derived]
-    has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY_PEAK)
-    most_bars = num_bars(group_by_degree(ran, make_bar))
+    measured_cells = [cell for cell in cells if not cell.is_derived]
+    has_activity, has_memory = _has(measured_cells, *_ACTIVITY), _has(measured_cells, MEMORY_PEAK)
+    most_bars = num_bars(group_by_degree(measured_cells, make_bar))
     figure, panels = make_panels(1 + has_activity + has_memory, 2.5, most_bars=most_bars)
     time, *remaining = panels
-    _draw_metric(time, ran, _speed_metric(cells))
+    _draw_metric(time, measured_cells, _speed_metric(cells))
     if has_activity:
         activity = remaining.pop(0)
-        grouped_bars(activity, group_by_degree(ran, lambda cell: make_bar(cell, *map(cell.estimates.get, _ACTIVITY))))
+        grouped_bars(
+            activity, group_by_degree(measured_cells, lambda cell: make_bar(cell, *map(cell.estimates.get, _ACTIVITY)))
+        )
         activity.set_ylim(0, 1.05)
         activity.set_ylabel("share of the time / of the SMs")
         activity.set_title("GRACT and SMACT")
     for memory in remaining:
-        _draw_metric(memory, ran, METRICS[MEMORY_PEAK])
-    add_legend(figure, make_legend(list_modes(ran), second=("GRACT", "SMACT") if has_activity else None))
+        _draw_metric(memory, measured_cells, METRICS[MEMORY_PEAK])
+    add_legend(figure, make_legend(list_modes(measured_cells), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 
 
@@ -432,8 +434,8 @@ def sketch_metrics(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Ske
 
 def _sketch_metric(metric: Metric, cells: Sequence[Cell]) -> Iterator[Sketch]:
     measured = {cell.case for cell in cells if metric.name in cell.estimates and cell.sharing != SERIAL}
-    ran = [cell for cell in cells if cell.case in measured and not cell.is_derived]
-    copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
+    measured_cells = [cell for cell in cells if cell.case in measured and not cell.is_derived]
+    copies, mixes = ([cell for cell in measured_cells if cell.case.is_mix is is_mix] for is_mix in (False, True))
     solo_modes = {case: _list_levels(case, cells, metric.name) for case in list_cases(copies)}
     dotted = " Dotted: one job alone in another step mode; band: its interval." if any(solo_modes.values()) else ""
     for members, of_mixes in ((copies, ""), (mixes, "mixes")):
@@ -453,8 +455,8 @@ def _list_levels(case: Case, cells: Sequence[Cell], name: str) -> list[SoloMode]
 
 def _paint_metric(cells: Sequence[Cell], metric: Metric, solo_modes: Mapping[Case, Sequence[SoloMode]]) -> Figure:
     name = metric.name
-    known = [cell.estimates[name] for cell in cells if cell.is_ranked and name in cell.estimates]
-    scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
+    ranked_estimates = [cell.estimates[name] for cell in cells if cell.is_ranked and name in cell.estimates]
+    scale, prefix = choose_prefix((estimate.median for estimate in ranked_estimates), metric.unit)
 
     def bar(cell: Cell) -> Bar:
         return make_bar(cell, scale_estimate(cell.estimates[name], scale) if name in cell.estimates else None)

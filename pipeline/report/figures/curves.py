@@ -18,7 +18,7 @@ from pipeline.report.evaluate.metrics import BEST_SOLO, JOULE, P95_LATENCY, TOTA
 from pipeline.report.evaluate.services import Fraction, list_fractions, read_objective
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.stressors import StressorEffect
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.drawing import (
     FAINT,
     HOLLOW_CAPTION,
@@ -79,12 +79,12 @@ def _paint_fractions(parts: Sequence[Fraction]) -> Figure:
     for axes, panel in zip(every_axes, panels, strict=True):
         reference, *figures = zip(parts, panel.figures, strict=True)
         lines = group_by(figures, lambda pair: (pair[0].sharing, pair[0].rest))
-        for (sharing, rest), members in sorted(lines.items(), key=lambda line: (line[0][0].order, line[0][1])):
+        for (sharing, load), members in sorted(lines.items(), key=lambda line: (line[0][0].order, line[0][1])):
             pairs = [(numbers.index(part.num_parts), estimate) for part, estimate in (reference, *members)]
             estimates = {float(place): estimate for place, estimate in pairs if estimate is not None}
-            style: dict[str, Any] = {"color": sharing.colour, "marker": sharing.marker, "linestyle": _REST_STYLES[rest]}
+            style: dict[str, Any] = {"color": sharing.colour, "marker": sharing.marker, "linestyle": _REST_STYLES[load]}
             style |= {"markersize": 3.5, "linewidth": 1.4}
-            handles.setdefault(f"{sharing.label}, rest {rest}", draw_line(axes, estimates, style))
+            handles.setdefault(f"{sharing.label}, rest {load}", draw_line(axes, estimates, style))
         if panel.is_proportional and reference[1] is not None:
             ideals = [reference[1].median / number for number in numbers]
             (handles["in proportion"],) = axes.plot(range(len(numbers)), ideals, ":", color=FAINT, linewidth=1.1)
@@ -209,7 +209,7 @@ def _list_gain_panels(cells: Sequence[Cell]) -> list[_GainPanel]:
         if has_other:
             serial = find_serial(case, cells)
             is_known = serial is not None and BEST_SOLO in serial.estimates
-            step_mode = labels.value_in_words(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
+            step_mode = labels.format_param_value(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
             alone = [(step_mode, serial.estimates[BEST_SOLO])] if serial and is_known else []
             panels.append(_GainPanel(case, BEST_SOLO, members, alone))
     return panels
@@ -272,8 +272,8 @@ def _draw_mode(axes: Axes, mode: SharingMode, panel: _GainPanel, shift: float) -
         style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
         draw_line(axes, by_degree, style, mode.label)
     for place in marked:
-        beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 0), "color": mode.colour}
-        axes.annotate("*", (place, by_degree[place].median), va="center", **beside)
+        text_style: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 0), "color": mode.colour}
+        axes.annotate("*", (place, by_degree[place].median), va="center", **text_style)
     return [estimate.median + error_bar(estimate)[1] for estimate in by_degree.values()]
 
 
@@ -283,8 +283,8 @@ def _describe_missing(cells: Sequence[Cell]) -> list[str]:
     for mode in list_modes(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             members = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
-            if not any(cell.is_ranked for cell in members) and (why := absence_in_words(members[0])):
-                by_degree[degree].append(f"{mode.label} {why}")
+            if not any(cell.is_ranked for cell in members) and (absence := describe_absence(members[0])):
+                by_degree[degree].append(f"{mode.label} {absence}")
     return [f"{degree}: {', '.join(words)}" for degree, words in sorted(by_degree.items())]
 
 
@@ -315,8 +315,8 @@ _RESOURCE_MARKERS, _RESOURCE_DASHES = "os^DvPX*d", ("-", "--", "-.")
 
 def sketch_stressors(effects: Sequence[StressorEffect]) -> Iterator[Sketch]:
     """Yield a sketch for each workload that ran beside stressors."""
-    known = [effect for effect in effects if effect.sensitivity is not None]
-    for workload, members in group_by(known, lambda effect: effect.workload).items():
+    measured_effects = [effect for effect in effects if effect.sensitivity is not None]
+    for workload, members in group_by(measured_effects, lambda effect: effect.workload).items():
         yield Sketch(
             name=f"sensitivity {workload}",
             title=f"{clean_text(workload)} beside stressors",

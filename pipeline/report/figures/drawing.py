@@ -188,9 +188,9 @@ def _split_figure(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _make_part(figure: Figure, name: str, row: int, box: Bbox, beside: Sequence[Bbox]) -> Part:
+def _make_part(figure: Figure, name: str, row: int, box: Bbox, row_boxes: Sequence[Bbox]) -> Part:
     to_points = 72 / figure.dpi
-    low, high = min(bounds.y0 for bounds in beside), max(bounds.y1 for bounds in beside)
+    low, high = min(bounds.y0 for bounds in row_boxes), max(bounds.y1 for bounds in row_boxes)
     return Part(
         name=name,
         row=row,

@@ -166,11 +166,11 @@ def _view(group: GroupSeries) -> tuple[float, float]:
     return -around, last + around
 
 
-def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tuple[float, float]) -> None:
+def _series(axes: Axes, lines: tuple[Line, ...], unit: str, quantity: str, view: tuple[float, float]) -> None:
     begin, end = view
     shown = [line for line in lines if line.t_s and line.t_s[0] <= end and begin <= line.t_s[-1]]
     if not shown:
-        say_missing(axes, f"no sample of {what} at this time")
+        say_missing(axes, f"no sample of {quantity} at this time")
         return
     is_divided = any(line.instance for line in lines)
     for number, line in enumerate(shown):

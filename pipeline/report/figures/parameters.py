@@ -36,7 +36,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     FAINT,
@@ -128,8 +128,8 @@ def _draw_profiles(axes: Axes, workload: str, cases: Mapping[Case, _Places]) -> 
         }
         handles[label] = draw_line(axes, estimates, style)
         ideals = {ticks.index(place): effects.compute_ideal(cell, reference) for place, cell in by_place.items()}
-        known = {place: ideal for place, ideal in sorted(ideals.items()) if ideal is not None}
-        (handles[_IDEAL],) = axes.plot(list(known), list(known.values()), ":", color=FAINT, linewidth=1.1)
+        drawn_ideals = {place: ideal for place, ideal in sorted(ideals.items()) if ideal is not None}
+        (handles[_IDEAL],) = axes.plot(list(drawn_ideals), list(drawn_ideals.values()), ":", color=FAINT, linewidth=1.1)
     axes.set_xticks(range(len(ticks)), ["whole GPU" if tick == WHOLE_GPU else tick for tick in ticks], rotation=30)
     axes.set_xlabel("MIG profile")
     axes.set_ylabel("relative throughput")
@@ -157,10 +157,10 @@ _RATE_TITLE = "arrival rate of a job (requests/s)"
 
 def sketch_parameters(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """Yield a sketch for each parameter that was varied while all others were constant."""
-    ran = [cell for cell in cells if not cell.is_derived]
+    measured_cells = [cell for cell in cells if not cell.is_derived]
     drawn_together = _find_scanned_cases(cells)
-    by_profile = sweeps.profiles([cell for cell in ran if cell.case not in drawn_together], FEWEST)
-    for swept in (*sweeps.numbers(ran, FEWEST), *by_profile, *sweeps.models(ran, FEWEST)):
+    by_profile = sweeps.profiles([cell for cell in measured_cells if cell.case not in drawn_together], FEWEST)
+    for swept in (*sweeps.numbers(measured_cells, FEWEST), *by_profile, *sweeps.models(measured_cells, FEWEST)):
         if _has_lines(swept) and (panels := _list_metrics(swept)):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
@@ -196,8 +196,8 @@ def _describe_parameters(panels: Sequence[Metric]) -> str:
 
 def _list_metrics(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
-    known = list_metrics(cells)
-    counts = work_units.find_units(known)
+    metrics = list_metrics(cells)
+    counts = work_units.find_units(metrics)
     slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
     if swept.kind is AxisKind.MODELS:
         counts = (work_units.REQUESTS,)  # an image is not a text
@@ -205,7 +205,7 @@ def _list_metrics(swept: Sweep) -> list[Metric]:
     activity = [*_ACTIVITY, *map(name_instance_metric, _ACTIVITY)]
     energy = map(work_units.energy_of, counts)
     return [
-        known[name]
+        metrics[name]
         for name in (*speed, *_list_time_metrics(cells), *activity, MEMORY_PEAK, INSTANCE_MEMORY, *energy)
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
@@ -238,13 +238,13 @@ def _paint_parameters(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     handles: dict[str, Any] = {}
     shift = _BESIDE / len(lines) if swept.kind is AxisKind.MODELS else 0
     for axes, metric in zip(every_axes, metrics, strict=True):
-        known = (cell.figures[metric.name] for by_place in lines.values() for cell in by_place.values()
+        estimates = (cell.figures[metric.name] for by_place in lines.values() for cell in by_place.values()
                  if metric.name in cell.figures)  # fmt: skip
-        scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
+        scale, prefix = choose_prefix((estimate.median for estimate in estimates), metric.unit)
         for number, ((mode, degree), by_place) in enumerate(lines.items()):
-            beside = shift * (number - (len(lines) - 1) / 2)
+            offset = shift * (number - (len(lines) - 1) / 2)
             style = styles[mode, degree]
-            if (handle := _draw_line(axes, swept, metric.name, by_place, style, scale, beside)) is not None:
+            if (handle := _draw_line(axes, swept, metric.name, by_place, style, scale, offset)) is not None:
                 label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
                 handles.setdefault(label, handle)
         set_title(axes, metric.title)
@@ -297,7 +297,7 @@ def _draw_line(
     by_place: Mapping[float, Cell],
     style: Mapping[str, Any],
     scale: float,
-    beside: float,
+    offset: float,
 ) -> Any:
     estimates = {
         place: scale_estimate(cell.figures[name], scale) for place, cell in by_place.items() if name in cell.figures
@@ -306,11 +306,11 @@ def _draw_line(
         return None
     medians = _break_line(swept, {place: estimate.median for place, estimate in estimates.items()})
     errors = [error_bar(estimates[place]) if place in estimates else (0.0, 0.0) for place in medians]
-    places = [place + beside for place in medians]
+    places = [place + offset for place in medians]
     joined = {**style, **({"linestyle": "none"} if swept.kind is AxisKind.MODELS else {})}
     below_and_above = list(zip(*errors, strict=True))
     handle = axes.errorbar(places, list(medians.values()), below_and_above, elinewidth=0.9, capsize=2, **joined)
-    hollow_points(axes, {place + beside: estimate for place, estimate in estimates.items()}, style)
+    hollow_points(axes, {place + offset: estimate for place, estimate in estimates.items()}, style)
     return handle
 
 
@@ -375,9 +375,9 @@ def _explain(cells: Sequence[Cell], name: str) -> str:
     """Return why cells have no figure: `naive oom`, `naive, MPS too few requests`; empty if all have one."""
     modes: dict[str, dict[str, None]] = defaultdict(dict)
     for cell in cells:
-        if why := absence_in_words(cell) or _explain_missing_latency(cell, name):
-            modes[why][cell.mode] = None
-    return "; ".join(f"{', '.join(members)} {why}" for why, members in modes.items())
+        if absence := describe_absence(cell) or _explain_missing_latency(cell, name):
+            modes[absence][cell.mode] = None
+    return "; ".join(f"{', '.join(members)} {absence}" for absence, members in modes.items())
 
 
 def _explain_missing_latency(cell: Cell, name: str) -> str:

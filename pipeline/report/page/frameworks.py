@@ -65,8 +65,8 @@ def format_frameworks(study: Study) -> list[str]:
     for answer in counts:
         if answer.why and answer.where:
             places[answer.framework, answer.why].append(answer.where)
-    why = [f"{name}, {'; '.join(where)}: {words}" for (name, words), where in places.items()]
-    return [*align_table([tuple(line) for line in cells], left_columns=range(6)), *why]
+    reasons = [f"{name}, {'; '.join(locations)}: {words}" for (name, words), locations in places.items()]
+    return [*align_table([tuple(line) for line in cells], left_columns=range(6)), *reasons]
 
 
 def count_answers(study: Study) -> Counter[Answer]:
@@ -93,10 +93,12 @@ def _answer(row: Row, job: JobRow) -> Answer:
     name = _TITLES[job.params["framework"]]
     if row.result is Result.SKIPPED:
         return Answer(name, None, None, None, None, _NOT_INSTALLED, row.reason)
-    version, seen, works, why = (job.params.get(f"job.{key}") for key in ("framework_version", "seen", "works", "why"))
-    why = why or (None if works else row.reason)  # without an answer, the reason is the end of the group
+    version, seen, works, reason = (
+        job.params.get(f"job.{key}") for key in ("framework_version", "seen", "works", "why")
+    )
+    reason = reason or (None if works else row.reason)  # without an answer, the reason is the end of the group
     num_devices = len(job.place.get("device", "").split(",")) if "device" in job.place else None
-    return Answer(name, version, _where(job), num_devices, seen, works or _NO, why)
+    return Answer(name, version, _where(job), num_devices, seen, works or _NO, reason)
 
 
 def _where(job: JobRow) -> str:

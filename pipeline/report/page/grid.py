@@ -17,7 +17,7 @@ from pipeline.report.evaluate.contrasts import BASELINES_NOTE, Contrast, Decisio
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.evaluate.wording import describe_absence
 from pipeline.report.figures.bar_charts import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
@@ -94,10 +94,10 @@ def _speed(
     cells: Sequence[Cell], verdicts: Sequence[Contrast], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
     best = {(winner.case, winner.degree): winner for winner in winners}
-    ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
+    shown_cells = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
     places = {
         place: members
-        for place, members in group_places(ran).items()
+        for place, members in group_places(shown_cells).items()
         if any(cell.sharing != SERIAL for cell in members)
     }
     modes = tuple(list_modes([cell for members in places.values() for cell in members]))
@@ -172,7 +172,7 @@ def _measure(cells: Sequence[Cell]) -> str:
 
 def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:
     if not cell.is_ranked:
-        return Entry(text=absence_in_words(cell), detail=cell.detail)
+        return Entry(text=describe_absence(cell), detail=cell.detail)
     if is_latency(name) and cell.num_saturated:
         return Entry(text=NOT_SUSTAINED, detail=cell.detail)
     if name not in cell.estimates:

@@ -42,10 +42,10 @@ from pipeline.report.evaluate.services import (
     list_fractions,
     prefer_latency,
 )
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, format_times
 from pipeline.report.evaluate.stressors import StressorEffect, describe_effects, find_strongest, list_effects
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
+from pipeline.report.evaluate.wording import ENDINGS, INVALID, describe_jobs, join_words
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read import labels, pooling
@@ -74,11 +74,11 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
         return _describe_failure(study, cells)
     if shares := [*effects.summarize_other_gpus(effects.compare_other_gpus(study, cells)), *describe_fractions(cells)]:
         return shares[0]
-    together = [winner for winner in winners if winner.degree > 1]
+    collocated = [winner for winner in winners if winner.degree > 1]
     clauses = describe_effects(list_effects(study, cells))[:1]
-    clauses += [_count_winners(cells, together)] if together else describe_mixes(cells)[:1]
+    clauses += [_count_winners(cells, collocated)] if collocated else describe_mixes(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
-    certainty = _describe_certainty(study, together)
+    certainty = _describe_certainty(study, collocated)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"
     return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({certainty})."
 
@@ -89,24 +89,24 @@ def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
     parts = [f"{counts[result]} {words.plural or words.label}" for result, words in ENDINGS.items() if counts[result]]
     parts += [f"{counts[Result.OK]} {INVALID}"] if counts[Result.OK] else []
     reason = next((reason for cell in cells if (reason := cell.reason or "; ".join(cell.invalid[:1]))), "")
-    such = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
-    return f"{_on(study)}no group has a valid result: {join_words(parts)}{such}."
+    example = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
+    return f"{_on(study)}no group has a valid result: {join_words(parts)}{example}."
 
 
 def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
+    collocated = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
     mixed = describe_mixes(cells)
     if mixed:
-        mixed[0] += sizes_in_words(study, {cell.case for cell in cells if cell.case.is_mix})
+        mixed[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
     on = _on(study)
-    if together:
+    if collocated:
         lines = [
-            f"{on}{_describe_highest_gain(study, together)}.",
-            *_describe_energy(together[0]),
-            *_describe_lowest_gain(study, together),
-            f"{_capitalise(_count_winners(cells, together))}.",
+            f"{on}{_describe_highest_gain(study, collocated)}.",
+            *_describe_energy(collocated[0]),
+            *_describe_lowest_gain(study, collocated),
+            f"{_capitalise(_count_winners(cells, collocated))}.",
         ]
-        return [*lines, f"{_describe_certainty(study, together)}.", *(f"{_capitalise(clause)}." for clause in mixed)]
+        return [*lines, f"{_describe_certainty(study, collocated)}.", *(f"{_capitalise(clause)}." for clause in mixed)]
     if mixed:
         return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
     if clause := _describe_services(cells) or _describe_mig(cells):
@@ -119,12 +119,14 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
 def _describe_services(cells: Sequence[Cell]) -> str:
     if borne := describe_limits(cells):
         return borne
-    together = [cell for cell in cells if cell.degree > 1 and not cell.is_derived]
+    collocated_cells = [cell for cell in cells if cell.degree > 1 and not cell.is_derived]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
-        known = sorted((c for c in together if name in c.figures), key=lambda cell: cell.figures[name].median)
-        if known:
-            ends = [known[0], known[-1]] if len(known) > 1 else known
-            parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
+        measured_cells = sorted(
+            (c for c in collocated_cells if name in c.figures), key=lambda cell: cell.figures[name].median
+        )
+        if measured_cells:
+            ends = [measured_cells[0], measured_cells[-1]] if len(measured_cells) > 1 else measured_cells
+            parts = [f"{format_times(c.estimates[name])} ({describe_jobs(c.case, c.degree)}, {c.mode})" for c in ends]
             return (
                 f"the {title} latency of services that run together is {' to '.join(parts)} that of one service alone"
             )
@@ -144,7 +146,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
         parts.append(f"on {losses[0][1].smaller} a job is {' to '.join(words)} than on the whole GPU")
     if besides and (lowest := besides[0].ratio) is not None:
         parts.append(
-            f"with co-runners on other instances, a job keeps at least {times_in_words(lowest)} its "
+            f"with co-runners on other instances, a job keeps at least {format_times(lowest)} its "
             f"throughput ({besides[0].case.label}, {besides[0].mode})"
         )
     return "; ".join(parts)
@@ -154,9 +156,9 @@ def describe_setup(study: Study) -> list[str]:
     """Return sentences on the common settings of all programs, on several GPUs, and on differing pooling."""
     programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
-    whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"
+    subject = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"
     sentences = [f"This report covers a part of experiment {study.experiment}: {study.choice}."] if study.choice else []
-    sentences += [f"{whose}: {', '.join(common)}."] if common else []
+    sentences += [f"{subject}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
         uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # the beginning of the UUID as `nvidia-smi -L` prints it
@@ -189,9 +191,9 @@ def count_unranked(cells: Sequence[Cell]) -> str:
         if cell.finding is Result.SKIPPED and cell.reason
     )
     shown = [*itertools.islice(reasons, _MOST_REASONS)]
-    more = [f"{len(reasons) - len(shown)} more reasons are in endings.csv."] if len(reasons) > len(shown) else []
+    omitted = [f"{len(reasons) - len(shown)} more reasons are in endings.csv."] if len(reasons) > len(shown) else []
     counted = f"Of all combinations of jobs and mode, {join_words(parts)}; they are not ranked."
-    return " ".join([counted, *shown, *more])
+    return " ".join([counted, *shown, *omitted])
 
 
 def describe_missing(study: Study) -> list[str]:
@@ -218,10 +220,10 @@ def describe_left_out(study: Study) -> list[str]:
     ]
     sentences += study.not_drawn
     if study.not_shown:
-        more = len(study.not_shown) - _MOST_STUDIES
+        num_omitted = len(study.not_shown) - _MOST_STUDIES
         names = [
             *study.not_shown[:_MOST_STUDIES],
-            *([f"{more} older"] if more > 0 else []),
+            *([f"{num_omitted} older"] if num_omitted > 0 else []),
         ]
         sentences.append(f"Studies of this experiment that are not shown: {join_words(names)}; {STUDY} ID shows one.")
     return sentences
@@ -240,51 +242,51 @@ def _devices(study: Study) -> str:
     return join_words(named)
 
 
-def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
-    best = together[0]
+def _describe_highest_gain(study: Study, collocated: Sequence[Winner]) -> str:
+    best = collocated[0]
     jobs = _describe_winner(study, best)
     if not _gains(best):
-        return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
-    gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
+        return f"sharing gains nothing: at most {format_times(best.speedup)} the serial speed, with {jobs}"
+    gain = f"{jobs} reach {format_times(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
         step_mode = f"the best step mode ({best.best_solo})"
-        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in {step_mode}"
+        gain += f", and {format_times(best.over_best_solo)} the speed of one job at a time in {step_mode}"
     return f"{gain}{best.marks}"
 
 
 def _describe_energy(winner: Winner) -> list[str]:
-    parts = [f"{times_in_words(ratio)} that of {against}" for against, ratio in winner.energies.items()]
+    parts = [f"{format_times(ratio)} that of {against}" for against, ratio in winner.energies.items()]
     return [f"For the same work, their energy is {join_words(parts)}."] if parts and _gains(winner) else []
 
 
-def _describe_lowest_gain(study: Study, together: Sequence[Winner]) -> list[str]:
-    worst, none = together[-1], [winner for winner in together if not _gains(winner)]
-    if len(together) == 1 or len(none) == len(together):
+def _describe_lowest_gain(study: Study, collocated: Sequence[Winner]) -> list[str]:
+    worst, none = collocated[-1], [winner for winner in collocated if not _gains(winner)]
+    if len(collocated) == 1 or len(none) == len(collocated):
         return []
     if not none:
         jobs = f"{_describe_winner(study, worst)}{worst.marks}"
-        return [f"The smallest speed-up is {times_in_words(worst.speedup)}, with {jobs}."]
-    names = [jobs_in_words(winner.case, winner.degree) for winner in none]
+        return [f"The smallest speed-up is {format_times(worst.speedup)}, with {jobs}."]
+    names = [describe_jobs(winner.case, winner.degree) for winner in none]
     if len(names) <= _MOST_NAMED:
         return [f"Sharing gains nothing for {join_words(names)}."]
-    return [f"Sharing gains nothing in {len(none)} of {_cases(len(together))}, such as {names[-1]}."]
+    return [f"Sharing gains nothing in {len(none)} of {_cases(len(collocated))}, such as {names[-1]}."]
 
 
 def _gains(winner: Winner) -> bool:
     return winner.tied[0] != SERIAL.label and winner.speedup.median >= 1 + MARGIN
 
 
-def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> str:
+def _count_winners(cells: Sequence[Cell], collocated: Sequence[Winner]) -> str:
     """Return a clause: `MPS is fastest in 8 of the 10 cases with several jobs and naive in 1; ...`."""
     kinds = {cell.mode: cell.sharing.label for cell in cells}
-    wins = Counter(kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None)
+    wins = Counter(kinds.get(winner.mode, winner.mode) for winner in collocated if winner.mode is not None)
     first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode)) or [""]
-    undecided = len(together) - wins.total()
+    undecided = len(collocated) - wins.total()
     if not wins:
-        return f"there is no verdict on the fastest mode in {_cases(len(together))}"
+        return f"there is no verdict on the fastest mode in {_cases(len(collocated))}"
     if len(wins) == 1 and not undecided:
-        return f"{first} is fastest in {_cases(len(together), 'all')}"
-    parts = [f"{first} is fastest in {wins[first]} of {_cases(len(together))}"]
+        return f"{first} is fastest in {_cases(len(collocated), 'all')}"
+    parts = [f"{first} is fastest in {wins[first]} of {_cases(len(collocated))}"]
     parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
     return join_words(parts) + (f"; there is no verdict in {undecided}" if undecided else "")
 
@@ -293,20 +295,20 @@ def _cases(number: int, quantifier: str = "the") -> str:
     return "the one case with several jobs" if number == 1 else f"{quantifier} {number} cases with several jobs"
 
 
-def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
+def _describe_certainty(study: Study, collocated: Sequence[Winner]) -> str:
     complete = Counter(block.device for block in study.blocks if block.num_missing == 0)
     number = min((complete[block.device] for block in study.blocks), default=0)
     blocks = "One complete block" if number == 1 else f"{number or 'No'} complete blocks"
     if len(study.devices) > 1:
         blocks += f" of each GPU model{' at least' if len(set(complete.values())) > 1 else ''}"
-    num_open = sum(not winner.is_enough for winner in together)
-    gpus = max((winner.num_gpus for winner in together), default=1)
-    if num_open == len(together):
+    num_open = sum(not winner.is_enough for winner in collocated)
+    gpus = max((winner.num_gpus for winner in collocated), default=1)
+    if num_open == len(collocated):
         if 1 < gpus < MIN_GPUS:
             return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS} GPUs"
         if number < MIN_FOR_INTERVAL:
             return f"{blocks}; intervals need {MIN_FOR_INTERVAL}, verdicts {MIN_BLOCKS}"
-        is_enough = not together and number >= MIN_BLOCKS
+        is_enough = not collocated and number >= MIN_BLOCKS
         return blocks if is_enough else f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
     sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
     sure += ", and each GPU counts once" if gpus > 1 else ""
@@ -316,23 +318,23 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
 def _describe_winner(study: Study, winner: Winner) -> str:
     """Return `3 resnet26_cifar10 under MPS`; if modes are tied, name the mode with the best median."""
     first, *rivals = winner.tied
-    jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])} under {first}"
+    jobs = f"{describe_jobs(winner.case, winner.degree)}{describe_sizes(study, [winner.case])} under {first}"
     # `_describe_certainty` reports too few blocks for any verdict.
     return f"{jobs} (no verdict against {join_words(rivals)})" if rivals and winner.is_enough else jobs
 
 
-def sizes_in_words(study: Study, cases: Collection[Case]) -> str:
+def describe_sizes(study: Study, cases: Collection[Case]) -> str:
     """Return the workload of each letter in some mixes: ` (L: resnet152_imagenet, S: resnet26_cifar10)`.
 
     A letter with several workloads is left out, because the table of mixes lists them.
     """
     case_of = label_cases(study)
-    meant: dict[str, set[str]] = defaultdict(set)
+    workloads: dict[str, set[str]] = defaultdict(set)
     for row in study.rows:
         if row.is_mix and case_of[row.run_id] in cases:
             for job in row.jobs:
-                meant[job.size or ""].add(job.params.get("workload", ""))
-    parts = [f"{size}: {names.pop()}" for size, names in sorted(meant.items()) if size and len(names) == 1]
+                workloads[job.size or ""].add(job.params.get("workload", ""))
+    parts = [f"{size}: {names.pop()}" for size, names in sorted(workloads.items()) if size and len(names) == 1]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -352,7 +354,7 @@ MOST = 4
 TIMES = "\u00d7"
 """The unit of a ratio."""
 _GRACT = "gract_mean_ratio"
-_EAGER, _CUDA_GRAPH = (labels.value_in_words(labels.STEP_MODE, mode) for mode in ("eager", "cuda_graph"))
+_EAGER, _CUDA_GRAPH = (labels.format_param_value(labels.STEP_MODE, mode) for mode in ("eager", "cuda_graph"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,15 +386,15 @@ def select_leading_numbers(
     """
     if any(list_fractions(cells)):
         return ()
-    right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
-    clean = [cell for cell in right if not cell.has_stressor]
+    valid_cells = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    clean = [cell for cell in valid_cells if not cell.has_stressor]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
         _list_services(clean, cells, verdicts),
         _list_profiles(clean),
         _list_other_gpus(study, clean, cells),
-        _list_sensitivities(list_effects(study, right), _count_gpus(right)),
+        _list_sensitivities(list_effects(study, valid_cells), _count_gpus(valid_cells)),
     )
     is_beside_stressors = any(cell.has_stressor for cell in cells)
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
@@ -401,36 +403,37 @@ def select_leading_numbers(
 
 def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> Iterator[LeadingNumber]:
     """Yield gains over the best step mode alone, over serial and over naive sharing, and the energy of one of them."""
-    together = [cell for cell in clean if cell.degree > 1 and cell.sharing != SERIAL and not cell.num_given]
-    together = [cell for cell in together if not _has_noted_baseline(cell, cells)]
-    over_best = [cell for cell in together if BEST_SOLO in cell.estimates and cell.best_solo != _EAGER]
+    collocated_cells = [cell for cell in clean if cell.degree > 1 and cell.sharing != SERIAL and not cell.num_given]
+    collocated_cells = [cell for cell in collocated_cells if not _has_noted_baseline(cell, cells)]
+    over_best = [cell for cell in collocated_cells if BEST_SOLO in cell.estimates and cell.best_solo != _EAGER]
     best = _find_highest(over_best, BEST_SOLO)
-    chosen = [best] if best is not None else []
+    selected = [best] if best is not None else []
     if best is not None:
         yield _make_gain(best, BEST_SOLO, f"the speed of {_name_best_solo(best)}", verdicts)
-    over_serial = [cell for cell in together if SPEEDUP in cell.estimates and not cell.notes_on_gain]
+    over_serial = [cell for cell in collocated_cells if SPEEDUP in cell.estimates and not cell.notes_on_gain]
     if best is not None:  # over serial, CUDA graphs have the same speed-up as over one CUDA graph
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
-    if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
+    if (fastest := _prefer(selected, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
         host = ", which also depends on the host" if _depends_on_host(fastest, cells) else ""
         alone = f"the speed of one {_CUDA_GRAPH} at a time" if fastest.uses_cuda_graphs else f"the serial speed{host}"
         yield _make_gain(fastest, SPEEDUP, alone, verdicts)
-        chosen.append(fastest)
+        selected.append(fastest)
     for name in (ENERGY_VS_BEST_SOLO, ENERGY_VS_ALONE):
-        known = [cell for cell in together if name in cell.estimates]
-        if (cell := _prefer(chosen, known) or min(known, key=lambda c: c.estimates[name].median, default=None)) is None:
+        candidates = [cell for cell in collocated_cells if name in cell.estimates]
+        cell = _prefer(selected, candidates) or min(candidates, key=lambda c: c.estimates[name].median, default=None)
+        if cell is None:
             continue
         against = _name_best_solo(cell) if name == ENERGY_VS_BEST_SOLO else "one job at a time"
         yield _make_gain(cell, name, f"the energy of {against}, for the same work", verdicts)
         break
-    yield from _list_over_naive(chosen, together, verdicts)
+    yield from _list_over_naive(selected, collocated_cells, verdicts)
 
 
 def _list_over_naive(
-    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Contrast]
+    selected: Sequence[Cell], collocated_cells: Sequence[Cell], verdicts: Sequence[Contrast]
 ) -> Iterator[LeadingNumber]:
-    naive = [(cell.case, cell.degree) for cell in together if cell.sharing == NAIVE]
-    for cell, pair in itertools.product(chosen, verdicts):
+    naive = [(cell.case, cell.degree) for cell in collocated_cells if cell.sharing == NAIVE]
+    for cell, pair in itertools.product(selected, verdicts):
         is_speed = (pair.against, pair.quantity) == (NAIVE.label, Quantity.SPEED)
         if pair.cell is cell and is_speed and pair.ratio is not None and (cell.case, cell.degree) in naive:
             yield _make_ratio(pair, "the speed of naive sharing", pair.decision)
@@ -441,9 +444,9 @@ def _find_highest(cells: Sequence[Cell], name: str) -> Cell | None:
     return max(cells, key=lambda cell: cell.estimates[name].median, default=None)
 
 
-def _prefer(chosen: Sequence[Cell], known: Sequence[Cell]) -> Cell | None:
-    """Return the first chosen cell that is among the known ones, so that the numbers are those of one group."""
-    return next((cell for cell in chosen if any(cell is other for other in known)), None)
+def _prefer(selected: Sequence[Cell], candidates: Sequence[Cell]) -> Cell | None:
+    """Return the first selected cell that is a candidate, so that the numbers are those of one group."""
+    return next((cell for cell in selected if any(cell is other for other in candidates)), None)
 
 
 def _has_noted_baseline(cell: Cell, cells: Sequence[Cell]) -> bool:
@@ -501,10 +504,10 @@ def _list_services(
             basis = f"no interval: {format_count(limit.num_blocks, 'block')}"
             yield LeadingNumber(number=f"{limit.total:g}", unit="requests/s", basis=basis, label=label, jobs=jobs)
         return
-    together = [cell for cell in clean if cell.degree > 1 and not cell.case.is_mix]
+    collocated_cells = [cell for cell in clean if cell.degree > 1 and not cell.case.is_mix]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
-        if known := [cell for cell in together if name in cell.figures]:
-            cell = min(known, key=lambda cell: (-cell.degree, _median(cell.figures[name])))
+        if measured_cells := [cell for cell in collocated_cells if name in cell.figures]:
+            cell = min(measured_cells, key=lambda cell: (-cell.degree, _median(cell.figures[name])))
             yield _make_gain(cell, name, f"the {title} latency of one service alone", verdicts)
             break
 
@@ -561,10 +564,10 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
         order = [name for name in names(cell) if name in (cell.throughput, MEMORY_PEAK)]
         return (-len(order), -_median(cell.figures[order[0]])) if order else (0, 0.0)
 
-    known = list_metrics(clean)
+    metrics = list_metrics(clean)
     for cell in sorted((cell for cell in clean if names(cell)), key=rank)[:1]:
         for name in names(cell):
-            metric, estimate = known[name], cell.figures[name]
+            metric, estimate = metrics[name], cell.figures[name]
             scale, prefix = choose_prefix([estimate.median], metric.unit)
             unit, scaled = f"{prefix}{metric.unit}", scale_estimate(estimate, scale)
             yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus([cell]))
@@ -572,13 +575,13 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
 
 def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Contrast]) -> LeadingNumber:
     """Make a number from the comparison of a cell with a baseline, by the metric of this comparison."""
-    known = (
+    matches = (
         pair
         for pair in verdicts
         if (pair.case, pair.degree, pair.mode, pair.metric) == (cell.case, cell.degree, cell.mode, name)
         and (pair.against == SERIAL.label or pair.is_against_best_solo)
     )
-    verdict, gain = next(known, None), contrast_with_alone(cell, name)
+    verdict, gain = next(matches, None), contrast_with_alone(cell, name)
     assert gain is not None  # the cell has this figure
     return _make_ratio(gain, label, None if verdict is None else verdict.decision)
 
@@ -618,7 +621,7 @@ def _describe_basis(estimate: Estimate, form: Callable[[float], str], num_gpus: 
 
 
 def _name_group(cell: Cell) -> str:
-    return f"{jobs_in_words(cell.case, cell.degree)}, {cell.mode}"
+    return f"{describe_jobs(cell.case, cell.degree)}, {cell.mode}"
 
 
 def _count_gpus(cells: Sequence[Cell]) -> int:

@@ -206,10 +206,10 @@ def inline_figure(figure: Drawn) -> str:
     shared.extend(root.findall("defs"))
     groups = {group.get("id", ""): group for group in root.iter("g")}
     for _, parts in itertools.groupby(figure.parts, key=lambda part: part.row):
-        beside = list(parts)
-        row = ElementTree.SubElement(panels, "div", {"class": "row" if len(beside) > 1 else "line"})
-        for part in beside:
-            row.append(_make_svg(part, groups[f"{prefix}-{part.name}"], sum(other.width for other in beside)))
+        row_parts = list(parts)
+        row = ElementTree.SubElement(panels, "div", {"class": "row" if len(row_parts) > 1 else "line"})
+        for part in row_parts:
+            row.append(_make_svg(part, groups[f"{prefix}-{part.name}"], sum(other.width for other in row_parts)))
     return ElementTree.tostring(panels, encoding="unicode")
 
 
@@ -250,9 +250,9 @@ _MODES = {
 def list_methods(study: Study) -> list[tuple[str, str]]:
     """Return headings and texts on the sharing modes of a study and on the evaluation of its runs."""
     modes = sorted({row.sharing for row in study.rows if row.sharing.name in _MODES}, key=lambda mode: mode.order)
-    about = "; ".join(f"{mode.label}: {_MODES[mode.name]}" for mode in modes)
+    descriptions = "; ".join(f"{mode.label}: {_MODES[mode.name]}" for mode in modes)
     return [
-        *([("Sharing modes", f"{about}.")] if about else []),
+        *([("Sharing modes", f"{descriptions}.")] if descriptions else []),
         (
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "

@@ -37,7 +37,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate, Scale, estimate
 from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import describe_host_bound, jobs_in_words
+from pipeline.report.evaluate.wording import describe_host_bound, describe_jobs
 from pipeline.report.page.effect_tables import (
     list_profile_tables,
     list_service_tables,
@@ -180,17 +180,17 @@ def make_comparison_table(verdicts: Sequence[Contrast]) -> Table:
 
 def make_group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Make a table of some quantities of every cell, each as `median (low to high)`."""
-    known = list_metrics(cells)
-    work_names = [key for cell in cells for key in cell.counted if key in known and find_table(known[key]) == name]
+    by_name = list_metrics(cells)
+    work_names = [key for cell in cells for key in cell.counted if key in by_name and find_table(by_name[key]) == name]
     listener_names = [key for cell in cells for key, metric in cell.sampled.items() if find_table(metric) == name]
     in_order = dict.fromkeys([*work_names, *metrics, *listener_names])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
 
     def make_column(name: str) -> Column[Cell]:
         medians = [cell.estimates[name].median for cell in cells if name in cell.estimates]
-        scale, prefix = choose_prefix(medians, known[name].unit)
+        scale, prefix = choose_prefix(medians, by_name[name].unit)
         return Column(
-            known[name].heading(prefix),
+            by_name[name].heading(prefix),
             lambda cell: cell.estimates.get(name),
             lambda figure: format_estimate(scale_estimate(figure, scale)),
         )
@@ -219,7 +219,7 @@ def make_one_process_table(cells: Sequence[Cell]) -> Table:
     metrics = (SPEEDUP, BEST_SOLO, MEMORY_PEAK, HOST_MEMORY, HOST_CPU, ENERGY_VS_ALONE)
     title = "Sharing inside one process, and between processes"
     table = make_group_table(cells if by_mode else (), "one_process", title, metrics)
-    given_up = " ".join(f"{mode} gives up {what}." for mode, what in by_mode.items())
+    given_up = " ".join(f"{mode} gives up {feature}." for mode, feature in by_mode.items())
     return dataclasses.replace(table, note=f"{given_up} {table.note}".strip())
 
 
@@ -230,8 +230,10 @@ def _make_host_table(cells: Sequence[Cell]) -> Table:
 
 def _make_result_table(cells: Sequence[Cell]) -> Table:
     """Make a table of every cell with all quantities in full."""
-    known = list_metrics(cells)
-    titles = {name: metric.heading() for name, metric in known.items() if any(name in cell.estimates for cell in cells)}
+    metrics = list_metrics(cells)
+    titles = {
+        name: metric.heading() for name, metric in metrics.items() if any(name in cell.estimates for cell in cells)
+    }
     columns = [
         *_CELL_COLUMNS,
         Column("result", _count_results),
@@ -287,8 +289,8 @@ def make_instance_table(study: Study) -> Table:
             place = (cases[row.run_id], row.degree, row.mode, profile)
             gpus[place][row.block] = row.gpu_uuid
             for name, values in figures.items():
-                together = max if name == INSTANCE_MEMORY else statistics.fmean
-                read[place][name][row.block] = together(values.values())
+                combine = max if name == INSTANCE_MEMORY else statistics.fmean
+                read[place][name][row.block] = combine(values.values())
     names = [name for name in (*ACTIVITY, INSTANCE_MEMORY) if any(name in figures for figures in read.values())]
 
     def make_column(name: str) -> Column[_Place]:
@@ -338,7 +340,7 @@ def make_drift_table(study: Study) -> Table:
         if (baseline := _baseline(row)) is not None:
             unit, value = baseline
             case = cases[row.run_id]
-            label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
+            label = case.label if row.degree == 1 else describe_jobs(case, row.degree)
             gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs does not count as drift
             by_label.setdefault((label, gpu, unit), {})[row.block] = value
     series = [
@@ -374,12 +376,12 @@ def _baseline(row: Row) -> tuple[str, float] | None:
 def make_workload_table(study: Study) -> Table:
     """Make a table of the workloads that name their model, from the smallest to the largest."""
     params = {job.label: job.params for row in study.rows for job in row.jobs if "model" in job.params}
-    known = [name for name in _PROGRAM_COLUMNS if any(name in of_job for of_job in params.values())]
+    param_names = [name for name in _PROGRAM_COLUMNS if any(name in of_job for of_job in params.values())]
 
     def make_column(name: str) -> Column[str]:
         return Column(_PROGRAM_COLUMNS[name], lambda label: _read_number(params[label].get(name)))
 
-    columns: list[Column[str]] = [Column("workload", str), *map(make_column, known)]
+    columns: list[Column[str]] = [Column("workload", str), *map(make_column, param_names)]
     items = sorted(params, key=lambda label: (_count_parameters(params[label]), label))
     note = "Parameters: numbers of the model, as counted by the job. An epoch has whole batches only."
     return make_table("workloads", "Models and data sets", columns, items, note)
@@ -433,7 +435,7 @@ def list_publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
         Column("finding", lambda check: check.finding.text),
         Column("where", lambda check: check.finding.where or None),
         *list_columns({"case": "case_label", "jobs": "degree", "mode": "mode"}),
-        *list_columns({"paper": "finding.range_in_words", "ours": "figure_in_words"}),
+        *list_columns({"paper": "finding.range_text", "ours": "figure_in_words"}),
         *list_end_columns("", lambda check: check.figure)[1:],
         *list_columns({"agreement": "agreement.value", "by how much": "difference", "mind": "note"}),
     ]

@@ -85,8 +85,8 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
 def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return a name for each digest: `with torch==2.4.0`, `without boto3`; else `environment 2`."""
     packages = {digest: parse_lock(lock) for digest, lock in locks.items()}
-    known = {name for installed in packages.values() for name in installed}
-    in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
+    package_names = {name for installed in packages.values() for name in installed}
+    in_order = [*(name for name in _FRAMEWORKS if name in package_names), *sorted(package_names)]
     if all(packages.values()):
         for package in in_order:
             lines = {digest: installed.get(package, "").partition(" @ ")[0] for digest, installed in packages.items()}

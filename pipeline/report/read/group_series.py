@@ -89,8 +89,8 @@ def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
     Raises:
         ConfigError: the study has no such group.
     """
-    ran = [row for row in study.rows if row.result is not Result.SKIPPED]
-    rows = [row for row in ran if row.result is Result.OK] or ran
+    executed_rows = [row for row in study.rows if row.result is not Result.SKIPPED]
+    rows = [row for row in executed_rows if row.result is Result.OK] or executed_rows
     if name_or_id is not None:
         matches = [row for row in study.rows if name_or_id in (row.run_id, row.name)]
         if not matches:
@@ -98,8 +98,8 @@ def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
             raise ConfigError(f"--group {name_or_id}: no such name or run id; choose one of: {names}")
         return next((row for row in matches if row in rows), matches[0])
     mixes = [row for row in rows if row.is_mix and label_mix(row.called) == _MIX]
-    together = [row for row in rows if not row.is_sequential]
-    return min(mixes or together or rows, key=_preference, default=None)
+    collocated_rows = [row for row in rows if not row.is_sequential]
+    return min(mixes or collocated_rows or rows, key=_preference, default=None)
 
 
 def _preference(row: Row) -> tuple[Any, ...]:
@@ -140,8 +140,8 @@ def choose_other_modes(study: Study, row: Row) -> list[Row]:
         and identify(other) == identify(row)
     ]
     by_mode = group_by(alike, lambda other: other.sharing)
-    chosen = [min(rows, key=lambda other: (other.block != row.block, other.block)) for rows in by_mode.values()]
-    return sorted(chosen, key=lambda other: other.sharing.order)
+    selected_rows = [min(rows, key=lambda other: (other.block != row.block, other.block)) for rows in by_mode.values()]
+    return sorted(selected_rows, key=lambda other: other.sharing.order)
 
 
 def read_group(row: Row) -> GroupSeries | None:
@@ -150,7 +150,7 @@ def read_group(row: Row) -> GroupSeries | None:
     Raises:
         TrackingError: the artifact of the group is not readable.
     """
-    samples, known = _fetch(row)
+    samples, fields = _fetch(row)
     if not samples:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
@@ -158,8 +158,8 @@ def read_group(row: Row) -> GroupSeries | None:
     profiles = {
         job.place.get("gi_id"): mig_table.split_name(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs
     }
-    activity, cut_activity = _lines(samples, known, "activity", begin, profiles)
-    memory, cut_memory = _lines(samples, known, "memory", begin, profiles)
+    activity, cut_activity = _lines(samples, fields, "activity", begin, profiles)
+    memory, cut_memory = _lines(samples, fields, "memory", begin, profiles)
     spans = []
     for job in row.jobs:
         if job.start_ns is not None and job.end_ns is not None:
@@ -179,13 +179,13 @@ def read_group(row: Row) -> GroupSeries | None:
 
 
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
-    samples, known = fetch_samples(
-        row, lambda known: {field.name for _, field in known if field.chart is not None and field.chart.panel}
+    samples, fields = fetch_samples(
+        row, lambda fields: {field.name for _, field in fields if field.chart is not None and field.chart.panel}
     )
     device_samples = {
-        origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
+        origin: series for origin, series in samples.items() if fields.is_of_device(origin.source, origin.job)
     }
-    return device_samples, known
+    return device_samples, fields
 
 
 def fetch_samples(
@@ -202,19 +202,19 @@ def fetch_samples(
             path, path_of_fields = (fetch(row.store, row.run_id, name, folder) for name in names)
             if path is None or path_of_fields is None:
                 return {}, Fields()
-            known = sample_figures.read_fields(path_of_fields)
-            return read_table(path, choose_names(known)), known
+            fields = sample_figures.read_fields(path_of_fields)
+            return read_table(path, choose_names(fields)), fields
     except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
 
 
 def _lines(
-    samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
+    samples: Mapping[SeriesKey, Series], fields: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
     """Return a line for each quantity and instance, from the best source; and whether any line was thinned."""
     by_label: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
-    for source, field in known:
+    for source, field in fields:
         if field.chart is not None and field.chart.panel == panel and field.chart.unless not in names:
             for origin, series in samples.items():
                 if (origin.source, origin.field) == (source, field.name):

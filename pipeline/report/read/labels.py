@@ -15,7 +15,7 @@ Program = tuple[str | tuple[str, str], ...]
 
 
 class JobLabel(NamedTuple):
-    """The label of a job in parts: the label of its workload, its letter in a mix, and its `params_in_words`."""
+    """The label of a job in parts: the label of its workload, its letter in a mix, and its `describe_params`."""
 
     workload: str
     size: str | None = None
@@ -54,7 +54,7 @@ def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {key: set() for key in _WORDS}
     for params in programs:
         for key in _WORDS.keys() & params.keys():
-            values[key].add(value_in_words(key, params[key]))
+            values[key].add(format_param_value(key, params[key]))
     return values
 
 
@@ -63,10 +63,10 @@ def has_label_params(params: Mapping[str, str]) -> bool:
     return not _WORDS.keys().isdisjoint(params)
 
 
-def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
+def describe_params(params: Mapping[str, str], varying: Container[str]) -> str:
     """Describe the params that vary within the study: `bf16, CUDA graph`."""
     keys = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
-    return ", ".join(value_in_words(key, params[key]) for key in keys)
+    return ", ".join(format_param_value(key, params[key]) for key in keys)
 
 
 def label_workload(name: str, params: Mapping[str, str], words: str) -> str:
@@ -79,14 +79,14 @@ def _with_words(label: str, words: str) -> str:
     return f"{label} ({words})" if words else label
 
 
-def value_in_words(key: str, value: str) -> str:
+def format_param_value(key: str, value: str) -> str:
     """Return the words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
     return _WORDS[key].get(value, value)
 
 
-def step_modes_in_words(step_modes: Iterable[str]) -> str:
+def format_step_modes(step_modes: Iterable[str]) -> str:
     """Return the words for step modes, without repetition: `CUDA graph`, `CUDA graph or compiled`; empty for none."""
-    return " or ".join(sorted({value_in_words(STEP_MODE, step_mode) for step_mode in step_modes}))
+    return " or ".join(sorted({format_param_value(STEP_MODE, step_mode) for step_mode in step_modes}))
 
 
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
@@ -147,21 +147,23 @@ def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequ
     Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The place of a job that did not start is empty.
     """
     words = []
-    known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
+    excluded_keys = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
     if mode.placement_fact == PROFILE:
-        known |= _ASKED_PROFILES
+        excluded_keys |= _ASKED_PROFILES
         profiles = find_profiles(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         instances = _instances(places)
-        words.append(_slices_in_words(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
-    words.append(_limit_in_words(mode, options, places))
+        words.append(_format_slices(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
+    words.append(_describe_limit(mode, options, places))
     words += [
-        f"{key}={describe_value(value)}" for key, value in mode.naming(sorted(options.items())) if key not in known
+        f"{key}={describe_value(value)}"
+        for key, value in mode.naming(sorted(options.items()))
+        if key not in excluded_keys
     ]
     return " ".join(filter(None, words))
 
 
-def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+def _describe_limit(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """Describe the limit of each job: the actual limit, else the requested one (`25+50 %`, `56 SM`, `7 chunks`)."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
         if limits := [place[key] for place in places if key in place]:
@@ -209,7 +211,7 @@ def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
     return not mode.placement_fact or (bool(places) and all(mode.placement_fact in place for place in places))
 
 
-def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> str:
+def _format_slices(instances: Sequence[tuple[str, str]], *, counted: bool) -> str:
     profiles = [profile for profile, _ in instances]
     if len(set(instances)) == 1:
         instance = "".join(instances[0])

@@ -20,12 +20,12 @@ def make_study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study
 
 
 def _row(ended: GroupResult) -> Row:
-    group, ran = ended.group, {job.job.index: job for job in ended.jobs}
+    group, job_results = ended.group, {job.job.index: job for job in ended.jobs}
     state = dict(ended.machine_state.facts)
     facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
     facts |= {"baseline_run": str(group.run)} if group.run > 1 else {}
     facts |= {fact: ended.tags.get(fact_tag(fact), "") for fact in ("window_start_ns", "window_end_ns", "turns")}
-    jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
+    jobs = tuple(_job(job, job_results.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
         key=group.key,
@@ -53,18 +53,18 @@ def _row(ended: GroupResult) -> Row:
     )
 
 
-def _job(job: Job, ran: JobResult | None) -> JobRow:
-    reported = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
+def _job(job: Job, job_result: JobResult | None) -> JobRow:
+    reported = {} if job_result is None else {f"job.{key}": value for key, value in job_result.params.items()}
     arrivals = {ARRIVALS: str(job.arrivals)} if job.workload.is_rate_given else {}
     return JobRow(
         index=job.index,
         label=job.workload.name,
         digest=job.workload.digest,
         size=job.size,
-        result=None if ran is None else ran.result,
-        metrics={} if ran is None else ran.metrics,
+        result=None if job_result is None else job_result.result,
+        metrics={} if job_result is None else job_result.metrics,
         params={"workload": job.workload.name, **dict(job.workload.params), **arrivals, **reported},
-        place={} if ran is None else ran.place,
-        start_ns=None if ran is None else ran.start_ns,
-        end_ns=None if ran is None else ran.end_ns,
+        place={} if job_result is None else job_result.place,
+        start_ns=None if job_result is None else job_result.start_ns,
+        end_ns=None if job_result is None else job_result.end_ns,
     )

@@ -141,12 +141,12 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
     programs = {job.digest: group_names.spell_flags(group_names.list_program_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
-    words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}
+    words = {digest: labels.describe_params(params, differing) for digest, params in programs.items()}
     label_of = {
         digest: labels.label_workload(names[digest], params, words[digest]) for digest, params in programs.items()
     }
-    apart = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
-    return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in apart.items()}
+    distinct_labels = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
+    return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in distinct_labels.items()}
 
 
 def _distinguish_labels(

@@ -135,7 +135,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     planned: list[int] = []
     first_of_plan: dict[str, int] = {}  # number of blocks that precede a plan that ran as shards
     for store_rows in map(list, rows_of_stores):
-        known = set(first_of_plan)
+        earlier_plans = set(first_of_plan)
         numbered = []
         for row in filter(None, store_rows):
             before = first_of_plan.setdefault(row.plan, num_blocks) if "shard" in row.facts else num_blocks
@@ -145,7 +145,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         newest = [
             dict(part[-1].facts, **dict(*part[-1].later_plans[-1:])).get("plan_groups", "")
             for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
-            if part[-1].plan not in known
+            if part[-1].plan not in earlier_plans
         ]
         planned += [int(number) for number in newest if number.isdecimal()]
         stores.append(numbered)
@@ -154,9 +154,9 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     stores = pool_slices(stores)
     if len(stores) > 1:
         stores = pool_programs([selection.keep_newest_plans(rows, older) for rows in stores])
-    chosen, not_chosen = selection.choose(list(itertools.chain(*stores)))
-    left_out = {"no result: still running, or never closed": num_without_result, **(older + Counter(not_chosen))}
-    runs = [row for _, block_rows in chosen for row in block_rows]
+    selected_blocks, not_selected = selection.choose(list(itertools.chain(*stores)))
+    left_out = {"no result: still running, or never closed": num_without_result, **(older + Counter(not_selected))}
+    runs = [row for _, block_rows in selected_blocks for row in block_rows]
     single = average_runs(runs, left_out)
     pooled = dict.fromkeys(describe_pooled(single))
     members, environments = name_environments(single)
@@ -165,7 +165,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
-        blocks=tuple(block for block, _ in chosen),
+        blocks=tuple(block for block, _ in selected_blocks),
         left_out={reason: number for reason, number in left_out.items() if number},
         num_planned=sum(planned) - len(runs) + len(single) if planned else None,
         facts=_facts(named),
@@ -180,8 +180,8 @@ def _make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool
         return None
     check_record(group, store)
     all_jobs = [_make_job(job, is_any_environment=is_any_environment) for job in group.jobs]
-    beside = [job for job, recorded in zip(all_jobs, group.jobs, strict=True) if recorded.is_co_runner]
-    jobs, settings = tuple(job for job in all_jobs if job not in beside), tuple(group.settings.items())
+    co_runners = [job for job, recorded in zip(all_jobs, group.jobs, strict=True) if recorded.is_co_runner]
+    jobs, settings = tuple(job for job in all_jobs if job not in co_runners), tuple(group.settings.items())
     return Row(
         run_id=group.run_id,
         key=repr((group.scenario, sorted(group.options.items()), [job.digest for job in jobs], settings)),
@@ -205,7 +205,7 @@ def _make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool
         end_ms=group.end_ms,
         start=group.study,
         jobs=jobs,
-        co_runner_jobs=tuple(beside),
+        co_runner_jobs=tuple(co_runners),
         facts=_collect_facts(group),
         later_plans=group.later_plans,
         store=store,
@@ -269,8 +269,8 @@ def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
     """Add `--experiment` (to the group `among` of exclusive options, if there is one), `--root` and `--uri`."""
     default = f" (default: the only one, else {paths.DEFAULT_EXPERIMENT})" if among is None else ""
-    about = f"tracking.experiment of the study{default}"
-    (among or parser).add_argument("--experiment", metavar="NAME", help=about)
+    help_text = f"tracking.experiment of the study{default}"
+    (among or parser).add_argument("--experiment", metavar="NAME", help=help_text)
     parser.add_argument(
         "--root",
         type=Path,
@@ -291,8 +291,8 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """
     stores = [*arguments.root, *arguments.uri] or [paths.DEFAULT_ROOT]
     if arguments.experiment is None:
-        known = set().union(*_list_experiments(stores).values())
-        arguments.experiment = known.pop() if len(known) == 1 else paths.DEFAULT_EXPERIMENT
+        experiments = set().union(*_list_experiments(stores).values())
+        arguments.experiment = experiments.pop() if len(experiments) == 1 else paths.DEFAULT_EXPERIMENT
     for store in stores:
         find_stores([store], arguments.experiment)
     return stores
@@ -308,9 +308,9 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
     names = _list_experiments(stores)
     if matches := [store for store in stores if experiment in names[store]]:
         return matches
-    known = sorted({name for store_names in names.values() for name in store_names})
+    experiments = sorted({name for store_names in names.values() for name in store_names})
     remedy = "choose one with --experiment: "
-    raise ConfigError(explain_missing(experiment, " and ".join(map(str, stores)), known, remedy))
+    raise ConfigError(explain_missing(experiment, " and ".join(map(str, stores)), experiments, remedy))
 
 
 def _list_experiments(stores: Sequence[Path | str]) -> dict[Path | str, list[str]]:

@@ -62,23 +62,23 @@ class Choice:
                 raise ConfigError(
                     f"{STUDY} {study}: no such study; choose one of: {_list_names(map(_describe_start, newest_first))}"
                 )
-        chosen = [row for row in rows if row.start in self.studies or not self.studies]
-        devices = Counter(row.device_in_words for row in chosen)
+        selected_rows = [row for row in rows if row.start in self.studies or not self.studies]
+        devices = Counter(row.device_label for row in selected_rows)
         names = tuple(_find_device(device, devices) for device in self.devices)
-        if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
+        if len({row.is_simulated for row in selected_rows if row.device_label in names}) > 1:
             raise ConfigError(f"{self.words} mixes real and simulated devices; write one report for each kind")
         return dataclasses.replace(self, devices=names)
 
     def includes(self, row: Row) -> bool:
         """Return whether this choice, after `check`, includes the study and the device of a row."""
         is_of_study = not self.studies or row.start in self.studies
-        return is_of_study and (not self.devices or row.device_in_words in self.devices)
+        return is_of_study and (not self.devices or row.device_label in self.devices)
 
 
 def separate_simulated(rows: Sequence[Row]) -> tuple[list[Row], Mapping[str, int]]:
     """Return the rows of real devices, or all rows if none is real; and the number of simulated rows left out."""
     real = [row for row in rows if not row.is_simulated]
-    devices = Counter(row.device_in_words for row in rows if row.is_simulated) if real else Counter[str]()
+    devices = Counter(row.device_label for row in rows if row.is_simulated) if real else Counter[str]()
     left_out = {f"{name}; {shlex.join([DEVICE, name])} shows them": number for name, number in devices.items()}
     return real or list(rows), left_out
 
@@ -91,21 +91,21 @@ def _find_device(name_or_part: str, devices: Mapping[str, int]) -> str:
     same = [name for name in devices if name.casefold() == name_or_part.casefold()]
     matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
     if len(matches) != 1:
-        wrong = f"{len(matches)} devices match" if matches else "no such device"
-        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; choose one of: {_list_names(matches or devices)}")
+        problem = f"{len(matches)} devices match" if matches else "no such device"
+        raise ConfigError(f"{DEVICE} {name_or_part}: {problem}; choose one of: {_list_names(matches or devices)}")
     return matches[0]
 
 
 def _list_names(names: Iterable[str]) -> str:
     all_names = list(names)
-    more = len(all_names) - _MOST_NAMED
-    return ", ".join([*all_names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
+    num_omitted = len(all_names) - _MOST_NAMED
+    return ", ".join([*all_names[:_MOST_NAMED], *([f"and {num_omitted} more"] if num_omitted > 0 else [])]) or "none"
 
 
 def _describe_start(rows: Sequence[Row]) -> str:
     """Describe one start of a study: `ID (17 groups on NVIDIA A100, 2026-11-25 17:49)`."""
     begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-    devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
+    devices = " and ".join(dict.fromkeys(row.device_label for row in rows))
     return f"{rows[0].start} ({format_count(len(rows), 'group')} on {devices}, {begin})"
 
 
@@ -133,10 +133,10 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     for (block, device, number, case), part_rows in sorted(members.items()):
         in_stores = expected[device, number, case]  # stores may have different plans with some common cases
         expected_keys = set().union(*(in_stores[store] for store in {row.store for row in part_rows}))
-        state, chosen = _choose_state(part_rows, states, expected_keys, left_out)
+        state, selected_rows = _choose_state(part_rows, states, expected_keys, left_out)
         # Parts in the same machine state share a block.
         piece = blocks[block, device].setdefault(state, _Piece([], set()))
-        piece.rows.extend(chosen)
+        piece.rows.extend(selected_rows)
         piece.expected.update(expected_keys)
     return _number_blocks(blocks), left_out
 
@@ -251,8 +251,12 @@ def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], se
 
 def _difference(row: Row, newest: set[_Settings]) -> str:
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
-    now = dict(nearest)
-    differing = [(key, value or _UNKNOWN, now[key] or _UNKNOWN) for key, value in row.settings if now[key] != value]
+    newest_settings = dict(nearest)
+    differing = [
+        (key, value or _UNKNOWN, newest_settings[key] or _UNKNOWN)
+        for key, value in row.settings
+        if newest_settings[key] != value
+    ]
     return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 

@@ -86,15 +86,15 @@ def read_counters(row: Row) -> list[StressorCounters]:
     Raises:
         TrackingError: the artifacts of its runs are not readable.
     """
-    samples, known = fetch_samples(row, lambda _: [counter.field for counter in COUNTERS])
+    samples, fields = fetch_samples(row, lambda _: [counter.field for counter in COUNTERS])
     cpus = row.facts.get("cpus", "")
     by_place = {
-        place: average_counters(samples, known, row.jobs[0].index, windows)
+        place: average_counters(samples, fields, row.jobs[0].index, windows)
         for place, windows in (_read_turns(row) if samples else {}).items()
     }
     return [
         StressorCounters(
-            device=row.device_in_words,
+            device=row.device_label,
             gpu_uuid=row.gpu_uuid,
             block=row.block,
             place=place,
@@ -107,12 +107,12 @@ def read_counters(row: Row) -> list[StressorCounters]:
 
 
 def average_counters(
-    samples: Mapping[SeriesKey, Series], known: Fields, job: int, windows: Sequence[Window]
+    samples: Mapping[SeriesKey, Series], fields: Fields, job: int, windows: Sequence[Window]
 ) -> dict[str, float]:
     """Return the mean of each counter over the samples that cover no time outside a window, by name of the quantity."""
     means = {}
     for counter in COUNTERS:
-        keys = [SeriesKey(source, job if counter.is_of_job else None, None, counter.field) for source, _ in known]
+        keys = [SeriesKey(source, job if counter.is_of_job else None, None, counter.field) for source, _ in fields]
         series = next((samples[key] for key in keys if key in samples), Series())
         mean = average_rate([_select_readings(series, window) for window in windows])
         if mean is not None:

@@ -139,7 +139,7 @@ class Row:
         return (int(end) - int(begin)) / 1e9 if begin.isdecimal() and end.isdecimal() else None
 
     @property
-    def device_in_words(self) -> str:
+    def device_label(self) -> str:
         """The name of the device; `simulated NAME` for a simulated device."""
         name = self.device or "unknown device"
         return f"simulated {name}" if self.is_simulated else name

@@ -29,12 +29,12 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     lines += [_describe_change(words, original.group.facts.get(key), facts.get(key)) for key, words in _FACTS.items()]
     lines += _compare_locks(original, group, inventory)
     lines += _compare_sources(original, group)
-    known = [line for line in lines if line]
+    differences = [line for line in lines if line]
     # The digest covers the packages, which are unknown until an environment is built.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
-    if not known and is_built and original.group.digest != group.digest:
-        known.append("digest of the plan, for an unknown reason")
-    return known
+    if not differences and is_built and original.group.digest != group.digest:
+        differences.append("digest of the plan, for an unknown reason")
+    return differences
 
 
 def find_result_changes(original: Original, group: Group, inventory: Inventory) -> list[str]:
@@ -57,17 +57,17 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
-    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        artifact, name = files[then.script], Path(then.script).name
+    for recorded, workload in zip(before, (job.workload for job in group.jobs), strict=False):
+        artifact, name = files[recorded.script], Path(recorded.script).name
         if secrets.HIDDEN not in original.files.get(artifact, ""):
             continue
-        digests = {source.name: source.digest for source in now.sources}
-        if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
+        digests = {source.name: source.digest for source in workload.sources}
+        if digests.get(name) != recorded.sources.get(name) and secrets.HIDDEN in _read_text(Path(workload.script)):
             raise ConfigError(
-                f"reproduce={original.run_id}: {now.script} contains {secrets.HIDDEN} in place of its secrets; replace "
-                f"{secrets.HIDDEN} by your own values"
+                f"reproduce={original.run_id}: {workload.script} contains {secrets.HIDDEN} in place of its secrets; "
+                f"replace {secrets.HIDDEN} by your own values"
             )
-        lines[f"{artifact} was recorded without its secrets; {now.script} runs instead"] = None
+        lines[f"{artifact} was recorded without its secrets; {workload.script} runs instead"] = None
     return lines
 
 
@@ -80,20 +80,20 @@ def _read_text(script: Path) -> str:
 
 def _compare_plans(original: Original, group: Group) -> Iterable[str]:
     recorded = original.group
-    for then, plain in ((recorded.settings, group.settings), (recorded.options, group.options)):
-        now = secrets.mask(json.loads(json.dumps(plain)))
-        for key in sorted(then.keys() | now.keys()):
-            if then.get(key) != now.get(key):
-                yield f"{key}: {then.get(key) or 'not set'}, now {now.get(key) or 'not set'}"
+    for old, plain in ((recorded.settings, group.settings), (recorded.options, group.options)):
+        new = secrets.mask(json.loads(json.dumps(plain)))
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                yield f"{key}: {old.get(key) or 'not set'}, now {new.get(key) or 'not set'}"
 
 
 def _compare_options(original: Original, group: Group) -> Iterable[str]:
     lines: dict[str, None] = {}
-    for then, now in zip(_read_programs(original), (job.workload for job in group.jobs), strict=False):
-        old, new = then.params, dict(now.params)
+    for recorded, workload in zip(_read_programs(original), (job.workload for job in group.jobs), strict=False):
+        old, new = recorded.params, dict(workload.params)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                lines[f"{key} of {now.name}: {old.get(key, 'not set')}, now {new.get(key, 'not set')}"] = None
+                lines[f"{key} of {workload.name}: {old.get(key, 'not set')}, now {new.get(key, 'not set')}"] = None
     return lines
 
 
@@ -121,8 +121,8 @@ def _read_programs(original: Original) -> list[_Program]:
         ) from error
 
 
-def _describe_change(words: str, before: str | None, now: str | None) -> str:
-    return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
+def _describe_change(words: str, before: str | None, current: str | None) -> str:
+    return f"{words}: {before}, now {current or 'unknown'}" if before is not None and before != current else ""
 
 
 def _compare_devices(original: Original, group: Group) -> Iterable[str]:
@@ -152,11 +152,11 @@ def _compare_locks(original: Original, group: Group, inventory: Inventory) -> It
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
-        now = tuple(map(secrets.mask_text, inventory.interpreters[job.workload.env].lock))
+        current = tuple(map(secrets.mask_text, inventory.interpreters[job.workload.env].lock))
         # An environment that is not built yet has no lock; it will be built from the original's lock.
-        if before is not None and now and (before, now) not in compared:
-            compared.add((before, now))
-            yield compare_locks(before.splitlines(), now)
+        if before is not None and current and (before, current) not in compared:
+            compared.add((before, current))
+            yield compare_locks(before.splitlines(), current)
 
 
 def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
@@ -166,8 +166,8 @@ def _compare_requests(original: Original, group: Group, inventory: Inventory) ->
         interpreter = inventory.interpreters[job.workload.env]
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
-            then = lock.read_request(before.splitlines())
-            changes = compare_packages(*map(_map_requests, (then, interpreter.requested))) if then else ""
+            old_request = lock.read_request(before.splitlines())
+            changes = compare_packages(*map(_map_requests, (old_request, interpreter.requested))) if old_request else ""
             lines[changes or f"packages: not known yet, because {interpreter.to_build}"] = None
     return lines
 
@@ -182,17 +182,17 @@ def _compare_sources(original: Original, group: Group) -> Iterable[str]:
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
-    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        old, new = then.sources, {source.name: source.digest for source in now.sources}
+    for recorded, workload in zip(before, (job.workload for job in group.jobs), strict=False):
+        old, new = recorded.sources, {source.name: source.digest for source in workload.sources}
         for name in sorted(old.keys() | new.keys()):
-            artifact = files[then.script] if name == Path(then.script).name else ""
+            artifact = files[recorded.script] if name == Path(recorded.script).name else ""
             text = original.files.get(artifact)
             lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
-            where = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
+            hint = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
             if name not in new:
-                lines[f"{name} no longer belongs to {now.name}{where}"] = None
+                lines[f"{name} no longer belongs to {workload.name}{hint}"] = None
             elif name not in old:
-                lines[f"{name} now belongs to {now.name}"] = None
+                lines[f"{name} now belongs to {workload.name}"] = None
             elif old[name] != new[name]:
-                lines[f"the content of {name} has changed{where}"] = None
+                lines[f"the content of {name} has changed{hint}"] = None
     return lines

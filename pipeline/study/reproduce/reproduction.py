@@ -87,18 +87,18 @@ class Reproduction:
                 "set reproduce_strict=false to allow these: " + "; ".join(lines)
             )
         recorded = original.group
-        what = f"reproduces {recorded.name}, block {recorded.block}, of {original.experiment} ({original.run_id})"
+        heading = f"reproduces {recorded.name}, block {recorded.block}, of {original.experiment} ({original.run_id})"
         lines = [f"    differs: {line}" for line in lines] or ["    no recorded fact differs"]
         lines += [f"    {line}" for line in differences.list_masked_scripts(original, plan.groups[0])]
-        return "\n".join([what, *lines])
+        return "\n".join([heading, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
         """Format the metrics of both runs and their ratios as an aligned table; `-` is a missing metric."""
-        before, now = self.original.group.metrics, row.metrics
+        before, current = self.original.group.metrics, row.metrics
         lines = [("metric", "original", "now", "ratio")]
         lines.append(("result", self.original.group.result or "-", row.result.value, ""))
-        for name in sorted({*before, *now}):
-            was, is_now = before.get(name), now.get(name)
+        for name in sorted({*before, *current}):
+            was, is_now = before.get(name), current.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
             lines.append((name, _format_figure(was), _format_figure(is_now), ratio))
         return "\n".join(words.align_table(lines))
@@ -266,11 +266,11 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     except (TypeError, AttributeError) as error:  # a plain value in place of a map
         raise ConfigError(_explain_damage(group, str(error))) from error
     assert isinstance(config, DictConfig)
-    known = {field.name for field in dataclasses.fields(config_schema.Config)} - set(nodes)
-    return config, absent + sorted(known - set(values))
+    expected_keys = {field.name for field in dataclasses.fields(config_schema.Config)} - set(nodes)
+    return config, absent + sorted(expected_keys - set(values))
 
 
-def _add_types(group: str, values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+def _add_types(group: str, values: dict[str, Any], node_key: str, absent: list[str]) -> DictConfig:
     """Return the values as a node of the schema: of the nodes with these keys, the one with the fewest other keys."""
     if (target := values.get("_target_")) is not None:
         try:
@@ -284,11 +284,11 @@ def _add_types(group: str, values: dict[str, Any], where: str, absent: list[str]
     fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if not fitting:
         raise ConfigError(
-            f"{where}: this version of the project has no schema with the keys {', '.join(sorted(values))}; "
+            f"{node_key}: this version of the project has no schema with the keys {', '.join(sorted(values))}; "
             "check out the commit of the run"
         )
     extra, node = min(fitting, key=lambda pair: (len(pair[0]), len(pair[1].__mro__)))
-    absent += [f"{where}.{key}" for key in sorted(extra - {"options"})]
+    absent += [f"{node_key}.{key}" for key in sorted(extra - {"options"})]
     merged = OmegaConf.merge(OmegaConf.structured(node), values)
     assert isinstance(merged, DictConfig)
     return merged
@@ -298,13 +298,13 @@ def _list_keys(node: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(node)}
 
 
-def _explain_damage(group: Original, why: str) -> str:
-    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged ({why}); choose another run"
+def _explain_damage(group: Original, reason: str) -> str:
+    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged ({reason}); choose another run"
 
 
-def _explain_version(group: Original, why: str) -> str:
+def _explain_version(group: Original, reason: str) -> str:
     commit = group.group.facts.get("git_commit") or "unknown"
     return (
-        f"run {group.run_id} cannot be reproduced by this version of the project: {why}; "
+        f"run {group.run_id} cannot be reproduced by this version of the project: {reason}; "
         f"check out the commit of the run, {commit}"
     )

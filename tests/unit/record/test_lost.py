@@ -84,7 +84,7 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
     assert name in shard_states.close_silent(store, "e", 3600)
     assert "host was lost" in read_descriptions(store)[name]
     group_folder.write(folder, ended)
-    upload.send(lambda _: store, folder, series_points=10, begun=begun)
+    upload.send(lambda _: store, folder, series_points=10, begun_runs=begun)
     assert (read_endings(store)[name][0], read_descriptions(store)[name]) == ("FINISHED", "ok")
 
 

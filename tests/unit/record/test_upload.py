@@ -449,7 +449,7 @@ def test_an_amendment_waits_for_the_end_of_its_group(root: Path) -> None:
     with pytest.raises(TrackingError, match="not in the store yet"):  # another process finds it first
         upload.amend(store, file)
     group_folder.write(folder, ended)
-    upload.send(lambda _: store, folder, series_points=10, begun=begun)
+    upload.send(lambda _: store, folder, series_points=10, begun_runs=begun)
     upload.amend(store, file)
     run = by_name(store.client)["group 1"]
     assert (run.info.status, run.data.tags["collocation.result"]) == ("FAILED", "failed")
