@@ -168,10 +168,12 @@ def _select_modes(
     modes = {word.partition("=")[2] for combination in overrides.list_combinations(choices) for word in combination}
     in_blocks = [[mode for mode in str(block.get("scenario", "")).split(",") if mode in modes] for block in blocks]
     selected = [
-        {**block, "scenario": ",".join(chosen)} for block, chosen in zip(blocks, in_blocks, strict=True) if chosen
+        {**block, "scenario": ",".join(block_modes)}
+        for block, block_modes in zip(blocks, in_blocks, strict=True)
+        if block_modes
     ]
     has_options = any(key.startswith("scenario.") for block in selected for key in block)
-    if not has_options or not modes.issubset(mode for chosen in in_blocks for mode in chosen):
+    if not has_options or not modes.issubset(mode for block_modes in in_blocks for mode in block_modes):
         return typed, blocks
     if len(selected) < len(blocks):
         words.say(f"note: scenario skips the {len(blocks) - len(selected)} of {len(blocks)} blocks of other modes")
@@ -247,10 +249,12 @@ class StudyLauncher(Launcher):
         except HydraException as error:
             if not choices:
                 raise
-            chosen = " ".join(str(override.input_line) for override in choices)
+            combination = " ".join(str(override.input_line) for override in choices)
             has_blocks = bool(OmegaConf.select(self.config, overrides.BLOCKS))
             remedy = "" if has_blocks else "; put settings of single combinations into blocks of an experiment file"
-            raise ConfigError(f"{command_line.explain(error)} (in the combination with {chosen}{remedy})") from error
+            raise ConfigError(
+                f"{command_line.explain(error)} (in the combination with {combination}{remedy})"
+            ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
             job_entries.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)

@@ -249,9 +249,9 @@ class _SamplingThread:
             self._failure = error
         except Exception as error:  # noqa: BLE001  raised in the observing thread, too
             name = self._listener.name
-            where = errors.locate(error, inspect.getfile(type(self._listener)))
+            place = errors.locate(error, inspect.getfile(type(self._listener)))
             self._failure = ListenerError(
-                f"listener {name} failed: {type(error).__name__}: {error}{f' ({where})' if where else ''}; correct it, "
+                f"listener {name} failed: {type(error).__name__}: {error}{f' ({place})' if place else ''}; correct it, "
                 f"or leave {name} out of listeners"
             )
             self._failure.__cause__ = error

@@ -49,20 +49,20 @@ class Threads:
             "status.nonvoluntary_ctxt_switches_per_s": sum(switches for _, switches in grown) / seconds,
         }
 
-    def _count_growth(self, process: ProcessReading, known: dict[int, _Thread]) -> tuple[int, int]:
-        """Return waiting time in ns and preemptions of a process since its threads were last read; update `known`."""
-        tids = [tid for tid, thread in known.items() if thread.is_awake]
-        if len(known) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
+    def _count_growth(self, process: ProcessReading, threads: dict[int, _Thread]) -> tuple[int, int]:
+        """Return waiting time in ns and preemptions of a process since its threads were last read; update `threads`."""
+        tids = [tid for tid, thread in threads.items() if thread.is_awake]
+        if len(threads) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
             tids = _tids(process.pid)
-            for tid in known.keys() - set(tids):
-                del known[tid]
+            for tid in threads.keys() - set(tids):
+                del threads[tid]
         waited_ns = switches = 0
         for tid in tids:
-            was = known.pop(tid, _NEW)
-            if (now := _read(f"/proc/{process.pid}/task/{tid}", was)) is not None:
-                known[tid] = now
-                waited_ns += now.waited_ns - was.waited_ns
-                switches += now.switches - was.switches
+            was = threads.pop(tid, _NEW)
+            if (latest := _read(f"/proc/{process.pid}/task/{tid}", was)) is not None:
+                threads[tid] = latest
+                waited_ns += latest.waited_ns - was.waited_ns
+                switches += latest.switches - was.switches
         return waited_ns, switches
 
 
@@ -182,15 +182,15 @@ class JobProcesses:
     def _owner(
         self, process: ProcessReading, read: Mapping[int, ProcessReading], roots: Mapping[int, int]
     ) -> int | None:
-        known = self._members.get(process.pid)
-        if known is not None and known[1].start_ticks == process.start_ticks and known[0] in self._jobs:
-            return known[0]  # even if its parent has ended, which makes the process a child of init
+        member = self._members.get(process.pid)
+        if member is not None and member[1].start_ticks == process.start_ticks and member[0] in self._jobs:
+            return member[0]  # even if its parent has ended, which makes the process a child of init
         return _job_above(process, roots, read.get)
 
 
 def growth(
     before: Mapping[int, ProcessReading],
-    now: Mapping[int, ProcessReading],
+    after: Mapping[int, ProcessReading],
     count_own: Callable[[ProcessReading], int],
     count_inherited: Callable[[ProcessReading], int],
 ) -> int:
@@ -202,13 +202,13 @@ def growth(
 
     Args:
         before: the tree at the first reading, by PID.
-        now: the tree at the second reading, by PID.
+        after: the tree at the second reading, by PID.
         count_own: function that returns a process's own counter.
         count_inherited: function that returns the counter of the children that a process has reaped.
     """
     total = 0
     gained: dict[int, int] = {}
-    for pid, process in now.items():
+    for pid, process in after.items():
         earlier = before.get(pid)
         if earlier is None or earlier.start_ticks != process.start_ticks:
             total += count_own(process) + count_inherited(process)
@@ -353,7 +353,7 @@ class _Memory:
         keys = [(process.pid, process.start_ticks) for process in alive]
         resident = {key: memory for key in keys if (memory := _resident_kib(key[0])) is not None}
         maxima = {key: most for key, (_, most) in resident.items()}
-        since = {key: most if most > self.maxima.get(key, 0) else now for key, (now, most) in resident.items()}
+        since = {key: most if most > self.maxima.get(key, 0) else current for key, (current, most) in resident.items()}
         self.maxima = maxima
         readings: dict[str, float] = {}
         start_ns = time.monotonic_ns()
@@ -390,15 +390,15 @@ class _Machine:
             "MemAvailable": memory[b"MemAvailable"],
             "SwapTotal-SwapFree": memory[b"SwapTotal"] - memory[b"SwapFree"],
         }
-        now, ticks = self._counters(), read_cpu_ticks(self._cpus)
+        counters, ticks = self._counters(), read_cpu_ticks(self._cpus)
         if self._before is not None:
             before_ns, before = self._before
-            grown = {name: now[name] - before[name] for name in now if name in before}
+            grown = {name: counters[name] - before[name] for name in counters if name in before}
             # There is no rate if a counter decreased, because a device was unplugged or the counter wrapped.
             readings.update({name: n / (t_ns - before_ns) * 1e9 for name, n in grown.items() if n >= 0})
             machine, usable = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
             readings |= _cpu_readings(machine, usable, len(self._cpus))
-        self._before, self._ticks = (t_ns, now), ticks
+        self._before, self._ticks = (t_ns, counters), ticks
         return readings
 
     def _counters(self) -> dict[str, int]:

@@ -62,11 +62,11 @@ class Rehearsal:
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER simulates more"
         key, selector = _select_gpu(config)
-        chosen = choose(key, selector, list_selectable(selector, counted), remedy)
+        selected = choose(key, selector, list_selectable(selector, counted), remedy)
         index = next(
-            device_of_machine.index for device_of_machine in of_model if device_of_machine.uuid == chosen.gpu_uuid
+            device_of_machine.index for device_of_machine in of_model if device_of_machine.uuid == selected.gpu_uuid
         )
-        device = dataclasses.replace(chosen, index=index)
+        device = dataclasses.replace(selected, index=index)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     def charge(
@@ -89,8 +89,8 @@ class Rehearsal:
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _read_limit(slot)
             if limit_mib is not None and memory_mib > limit_mib:
-                why = f"{memory_mib} MiB exceed the MPS limit of {limit_mib} MiB"
-                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
+                reason = f"{memory_mib} MiB exceed the MPS limit of {limit_mib} MiB"
+                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {reason}")
                 return
             try:
                 bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
@@ -109,12 +109,12 @@ class Rehearsal:
                     raise SharingError(
                         f"job {state.job.name} cannot use the simulated device {uuid}: {error}"
                     ) from error
-                beside = charged.count(uuid)
-                why = (
+                num_jobs = charged.count(uuid)
+                reason = (
                     f"no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid}, "
-                    f"where {beside} jobs use {beside * memory_mib} MiB"
+                    f"where {num_jobs} jobs use {num_jobs * memory_mib} MiB"
                 )
-                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
+                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {reason}")
                 return
             charged += slot.device_uuids
 

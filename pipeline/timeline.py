@@ -67,8 +67,8 @@ def _fetch_trace(store: Path | str, run_id: str) -> dict[str, Any] | None:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    about = "Write the timeline of a study as a trace for Perfetto."
-    parser = CommandParser(prog=entry_points.spell("timeline"), description=about)
+    description = "Write the timeline of a study as a trace for Perfetto."
+    parser = CommandParser(prog=entry_points.spell("timeline"), description=description)
     parser.add_argument("--experiment", default="collocation", help="tracking.experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")

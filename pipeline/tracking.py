@@ -48,9 +48,9 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
     for path in paths:
         try:
             if path in spooled.ready:
-                where = handler.describe_target(path) if path.exists() else ""
+                target = handler.describe_target(path) if path.exists() else ""
                 runs = handler.send(path)
-                _say(f"sent {path}" + (f" to {where} as run {runs.parent}" if runs else " (by another process)"))
+                _say(f"sent {path}" + (f" to {target} as run {runs.parent}" if runs else " (by another process)"))
             else:
                 handler.answer({"op": "amend", "spool": str(path)})
                 _say(f"sent {path}")
@@ -79,13 +79,13 @@ def status(options: argparse.Namespace) -> int:
     """Print the progress of a study, with `--watch` until its end; return 0 only if all shards are done."""
     if options.uri is not None and not is_server(options.uri):
         raise ConfigError(f"--uri {options.uri} is not a tracking server; use --uri http://HOST:PORT")
-    where = options.uri or options.root
+    store = options.uri or options.root
     if options.close_lost:
-        for name in close_silent(open_named(where), options.experiment, SILENT_S):
+        for name in close_silent(open_named(store), options.experiment, SILENT_S):
             _say(f"closed as interrupted: {name}")
     while True:
         try:
-            progress = read_overview(where, options.experiment, squeue.read_cluster_states)
+            progress = read_overview(store, options.experiment, squeue.read_cluster_states)
         except TrackingError as error:
             if not options.watch:
                 raise

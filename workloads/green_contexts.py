@@ -58,7 +58,7 @@ class Driver:
 
     def split(self, device: int, num_parts: int, requested: int | None) -> list[Resource]:
         """Split the multiprocessors of a device once, into parts with the requested number, or into equal parts."""
-        total, rest = Resource(), Resource()
+        total, remaining = Resource(), Resource()
         self.call("cuDeviceGetDevResource", device, ctypes.byref(total), _SM_RESOURCE)
         step = total.step or _LEAST_STEP
         count = requested or max(step, total.num_multiprocessors // num_parts // step * step)
@@ -68,7 +68,7 @@ class Driver:
             parts,
             ctypes.byref(num_got),
             ctypes.byref(total),
-            ctypes.byref(rest),
+            ctypes.byref(remaining),
             0,
             count,
         )

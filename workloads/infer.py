@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            ahead=_limit_ahead(args, device),
+            max_issued=_limit_ahead(args, device),
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
             inference.wait(inference.issue([Request(0, 0)] * size))

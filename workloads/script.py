@@ -210,10 +210,10 @@ def _watch_output(job: client.NullJob) -> Iterator[None]:
     def watch() -> None:
         seen = (0, 0)
         while not over.wait(_LOOK_S):
-            now = (os.fstat(1).st_size, os.fstat(2).st_size)
-            if now != seen:
-                job.output_size(*now)
-                seen = now
+            sizes = (os.fstat(1).st_size, os.fstat(2).st_size)
+            if sizes != seen:
+                job.output_size(*sizes)
+                seen = sizes
 
     watcher = threading.Thread(target=watch, name="script-output", daemon=True)
     watcher.start()

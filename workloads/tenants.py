@@ -109,8 +109,8 @@ class Tenant(client.Job):
         """Record an error as the end of the job, and what it means for other jobs; `say_bye` must follow."""
         self.__enter__()
         self.has_ended = self._leaving = True
-        first, _, rest = str(error).partition("\n")
-        self._note_error(error, "\n".join([f"{first}; {consequence}" if consequence else first, rest]))
+        first, _, remainder = str(error).partition("\n")
+        self._note_error(error, "\n".join([f"{first}; {consequence}" if consequence else first, remainder]))
 
     def say_bye(self) -> None:
         """Tell the orchestrator that the job has failed; the files stay open for the tenant's thread."""

@@ -124,7 +124,7 @@ class Journal:
             JournalError: this version cannot undo the step, or the system refused an operation.
             CollocationError: the function that undoes the step failed; the step stays in the journal.
         """
-        current = {known.step_id: known for known in self.read_steps()}.get(step.step_id)
+        current = {recorded_step.step_id: recorded_step for recorded_step in self.read_steps()}.get(step.step_id)
         if current is None:
             return
         kind, arguments = kinds.find_kind(current.kind), dict(current.arguments)
@@ -138,8 +138,8 @@ class Journal:
             if not is_undone_by_restart:
                 kind.undo(self._programs, **arguments)
         except OSError as error:
-            what = f"cannot {describe(current)}: {error}"
-            raise JournalError(f"{what}; fix this cause, then run {entry_points.spell('gpu', 'clean')}") from error
+            failure = f"cannot {describe(current)}: {error}"
+            raise JournalError(f"{failure}; fix this cause, then run {entry_points.spell('gpu', 'clean')}") from error
         self.discard(step)
 
     def discard(self, step: UndoStep) -> None:
@@ -238,8 +238,8 @@ def replay(journal: Journal) -> tuple[UndoStep, ...]:
     journal.refuse_foreign()
     undone, failed = undo_all(journal)
     if failed:
-        (_, first), *further = failed
-        for _, error in further:
+        (_, first), *later_failures = failed
+        for _, error in later_failures:
             first.add_note(f"also not undone: {error}")
         raise first
     return tuple(undone)

@@ -158,47 +158,47 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     def add(
         answer: Callable[[argparse.Namespace], CommandAnswer],
         name: str,
-        about: str,
+        description: str,
         *,
         is_about_all: bool = False,
         has_journals: bool = True,
     ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        command = commands.add_parser(name, help=description, description=f"{description[0].upper()}{description[1:]}.")
         command.set_defaults(answer=answer)
-        default, which = (None, "default: all GPUs; ") if is_about_all else ("0", "default: 0; ")
-        command.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
+        default, scope = (None, "default: all GPUs; ") if is_about_all else ("0", "default: 0; ")
+        command.add_argument("--gpu", default=default, help=f"{scope}index or UUID of a GPU, or one of {models}")
         if has_journals:
             command.add_argument("--lock-dir", default=str(locks.DEFAULT_FOLDER), help="gpu.lock_dir of the studies")
             command.add_argument("--machine", metavar="FILE", help="file of a simulated machine (gpu.machine)")
         command.add_argument("--json", action="store_true", help="print JSON")
         return command
 
-    about = "state of each GPU, its processes, and the steps to undo (exit status 1 if any)"
-    add(_show_status, "status", about, is_about_all=True)
-    about = "undo only the changes of killed studies (exit status 1 if any remain)"
-    add(_clean_up, "clean", about, is_about_all=True)
-    about = "create MIG instances that remain until you destroy them (exit status 2 if nothing was changed)"
-    create = add(_create, "create", about)
-    about = "profiles of the instances: 3g,2g,1g; compute instances of a GPU instance: 1c.3g,2c.3g"
-    create.add_argument("layout", help=about)
+    description = "state of each GPU, its processes, and the steps to undo (exit status 1 if any)"
+    add(_show_status, "status", description, is_about_all=True)
+    description = "undo only the changes of killed studies (exit status 1 if any remain)"
+    add(_clean_up, "clean", description, is_about_all=True)
+    description = "create MIG instances that remain until you destroy them (exit status 2 if nothing was changed)"
+    create = add(_create, "create", description)
+    description = "profiles of the instances: 3g,2g,1g; compute instances of a GPU instance: 1c.3g,2c.3g"
+    create.add_argument("layout", help=description)
     destroy = add(_destroy, "destroy", "undo only the changes of `create` (exit status 1 if any remain)")
-    about = "check every promise about MIG on an idle GPU, 30 to 60 minutes (exit status 1 if one is broken)"
-    accept = add(_accept, "acceptance", about)
+    description = "check every promise about MIG on an idle GPU, 30 to 60 minutes (exit status 1 if one is broken)"
+    accept = add(_accept, "acceptance", description)
     accept.add_argument("--out", default="reports/acceptance", help="folder of the page and of the raw readings")
     accept.add_argument("--only", metavar="CHECKS", help="names of checks, separated by commas: mode,profiles")
     accept.add_argument("--driver", metavar="BRANCH", help="branch of the driver of a simulated model")
     for command in (create, destroy, accept):
         command.add_argument("--dry-run", action="store_true", help="show the commands, and change nothing")
-        about = "prefix of commands that need an administrator, separated by commas: sudo,-n (gpu.admin)"
-        command.add_argument("--admin", metavar="WORDS", help=about)
-    about = "check the counters of a GPU under load, and its health (exit status 1 if a check fails)"
+        description = "prefix of commands that need an administrator, separated by commas: sudo,-n (gpu.admin)"
+        command.add_argument("--admin", metavar="WORDS", help=description)
+    description = "check the counters of a GPU under load, and its health (exit status 1 if a check fails)"
     about_health = "check only the health, without load; the GPU may be in use"
-    add(_check, "selftest", about).add_argument("--health", action="store_true", help=about_health)
-    about = "the MIG profiles of a GPU, with placements, SMs and compute instances"
-    add(show_profiles, "profiles", about, has_journals=False)
-    about = "every combination of MIG instances to which no instance can be added"
+    add(_check, "selftest", description).add_argument("--health", action="store_true", help=about_health)
+    description = "the MIG profiles of a GPU, with placements, SMs and compute instances"
+    add(show_profiles, "profiles", description, has_journals=False)
+    description = "every combination of MIG instances to which no instance can be added"
     about_double = "include profiles with double memory for their compute slices, such as 1g.20gb"
-    combinations = add(show_partitions, "partitions", about, has_journals=False)
+    combinations = add(show_partitions, "partitions", description, has_journals=False)
     combinations.add_argument("--double-memory", action="store_true", help=about_double)
     return parser
 

@@ -245,9 +245,9 @@ def _refuse_users(target: Target, request: ManualMigRequest) -> None:
         if device.gi_id in created and (users := gpu_reader.list_staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
             is_left = Journal(request.folder, device.uuid).read_steps()
-            how = (
+            remedy = (
                 f"run first: {spell_command('clean', request.folder, request.machine)}"
                 if is_left
                 else "end these processes first"
             )
-            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}; {how}")
+            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}; {remedy}")

@@ -92,8 +92,10 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
         ConfigError: the selector does not match exactly one GPU, the folder does not exist, or the driver fails.
     """
     _refuse_absent(folder)
-    known = [file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)]
-    uuids = dict.fromkeys(file.device_uuid for file in known)
+    journals = [
+        file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)
+    ]
+    uuids = dict.fromkeys(file.device_uuid for file in journals)
     gpus = nvml.list_devices()
     devices = [
         device for gpu in gpus for device in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
@@ -103,8 +105,8 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
         devices += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in listed]
     if selector is None:
         return devices
-    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else devices)
-    return [device for device in devices if chosen.uuid in (device.uuid, device.parent)]
+    selected = choose("--gpu", selector, gpus if selector.isdecimal() else devices)
+    return [device for device in devices if selected.uuid in (device.uuid, device.parent)]
 
 
 def _refuse_absent(folder: Path) -> None:
@@ -263,14 +265,14 @@ def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
 
 def _list_instances(device: Device, state: MigState, by_hand: Sequence[UndoStep]) -> list[dict[str, Any]]:
     try:
-        known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
+        profiles_by_id = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
-        known = {}  # this driver lists the profiles for administrators only
+        profiles_by_id = {}  # this driver lists the profiles for administrators only
     return [
         {
             "id": instance.gi_id,
             "profile_id": instance.profile_id,
-            "profile": (profile := known.get(instance.profile_id)) and profile.name,
+            "profile": (profile := profiles_by_id.get(instance.profile_id)) and profile.name,
             "start": instance.start,
             "size": profile and profile.memory_slices,
             "compute_slices": profile and profile.compute_slices,
@@ -295,11 +297,11 @@ def _list_lines(gpu: dict[str, Any]) -> list[str]:
     elif gpu["is_there"]:
         lines += [f"   {line}" for line in (*_list_settings(gpu), *_list_mig_lines(gpu), *_list_process_lines(gpu))]
     lines += [f"   by hand:   `destroy` will undo: {step['undoing']}" for step in gpu["made_by_hand"]]
-    lines += [f"   by hand:   {whose}" for whose in gpu["made_by_hand_by_others"]]
+    lines += [f"   by hand:   {owner}" for owner in gpu["made_by_hand_by_others"]]
     parts = [f"{who} on {uuid}" for uuid, who in gpu["mig_devices_held_by"].items()]
     lines += [f"   held by:   {who}" for who in ([gpu["held_by"]] if gpu["held_by"] else parts or ["nobody"])]
-    whose = "the running study will undo" if gpu["held_by"] else "left to undo"
-    lines += [f"   journal:   {whose}: {step['undoing']}" for step in gpu["steps"]]
+    heading = "the running study will undo" if gpu["held_by"] else "left to undo"
+    lines += [f"   journal:   {heading}: {step['undoing']}" for step in gpu["steps"]]
     lines += [f"   journal:   {trouble}" for trouble in gpu["journal_trouble"]]
     if gpu["is_clean"]:
         lines.append("   journal:   nothing to undo")
@@ -349,21 +351,21 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     """Clean the selected GPUs (see `open_driver`, `find_targets`); the exit status is 1 if anything is not undone."""
     with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
-        meant = find_targets(selector, folder, is_real=is_real)
+        targets = find_targets(selector, folder, is_real=is_real)
         # Processes are ended first, as at the start of a study: an instance with a process cannot be destroyed.
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
         temporary_folder.remove_abandoned()
         # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
-        meant.sort(key=lambda device: device.parent is None)
+        targets.sort(key=lambda device: device.parent is None)
         # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.
         simulated = Programs(simulated=find_simulated_programs(machine) or {}, admin=())
         gpus = [
             _clean(
                 device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None
             )
-            for device in meant
+            for device in targets
         ]
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]

@@ -64,11 +64,11 @@ def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
         raise ConfigError(f"none of the {jobs} of {args.table} can be imported; fix the problems listed above")
     if args.out == "-":
         sys.stdout.write(imported.text)
-        where = "printed"
+        destination = "printed"
     else:
-        where = experiment_file.write(imported.text, name, args.out and Path(args.out), replace=args.force)
+        destination = experiment_file.write(imported.text, name, args.out and Path(args.out), replace=args.force)
     num_taken = imported.num_read - len(imported.refused)
-    sys.stderr.write(f"{num_taken} of {jobs} imported, {format_count(imported.num_groups, 'group')}; {where}\n")
+    sys.stderr.write(f"{num_taken} of {jobs} imported, {format_count(imported.num_groups, 'group')}; {destination}\n")
     return 1 if imported.refused else 0
 
 

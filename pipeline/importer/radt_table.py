@@ -25,8 +25,8 @@ _RESULTS = ("Status", "Run")
 _NAME, _MOST_NAMED = "Name", 3
 
 
-def describe_groups(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
-    """Yield a note for each column that is not kept completely; `known` has the rows with workloads of this project."""
+def describe_groups(groups: Sequence[RowGroup], project_rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a note for each column that is not kept completely; `project_rows` run workloads of this project."""
     rows = [row for group in groups for row in group.rows]
     if note := _describe_devices(groups):
         yield note
@@ -34,7 +34,7 @@ def describe_groups(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterato
     if len(experiments := _drop_repeats(row.experiment for row in rows)) > 1:
         names = list_first(experiments, _MOST_NAMED)
         yield f"Experiment {names}: merged into one experiment, with groups in random order"
-    options = [pair for row in known for pair in zip(row.args, row.args[1:], strict=False)]
+    options = [pair for row in project_rows for pair in zip(row.args, row.args[1:], strict=False)]
     if folders := _drop_repeats(folder for option, folder in options if option == "--data-dir"):
         names = list_first(folders, _MOST_NAMED)
         yield f"--data-dir {names}: not kept; set data.root=FOLDER to the folder of the data sets"
@@ -162,10 +162,10 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
     groups, refused = list[RowGroup](), list[Refused]()
     for entries in by_group.values():
         rows = [entry for entry in entries if isinstance(entry, Row)]
-        if wrong := [entry for entry in entries if isinstance(entry, Refused)]:
-            lines = ", ".join(str(refusal.line) for refusal in wrong)
-            why = f"runs together with line {lines}, which cannot be imported"
-            refused += [*wrong, *(Refused(line=row.line, reason=why) for row in rows)]
+        if refusals := [entry for entry in entries if isinstance(entry, Refused)]:
+            lines = ", ".join(str(refusal.line) for refusal in refusals)
+            reason = f"runs together with line {lines}, which cannot be imported"
+            refused += [*refusals, *(Refused(line=row.line, reason=reason) for row in rows)]
             continue
         try:
             groups.append(_group(rows))
@@ -284,7 +284,7 @@ def _group(rows: Sequence[Row]) -> RowGroup:
         return RowGroup(rows=tuple(rows), scenario="mps")
     if all(_PROFILE.fullmatch(mode) for mode in modes):
         return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(modes))
-    known = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
-    if unknown := sorted({mode for mode, is_known in zip(modes, known, strict=True) if not is_known}):
+    recognised = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
+    if unknown := sorted({mode for mode, is_known in zip(modes, recognised, strict=True) if not is_known}):
         raise ValueError(f"its group has the unknown Collocation {', '.join(unknown)}; use -, MPS or a MIG profile")
     raise ValueError(f"its group has several values of Collocation: {', '.join(sorted(set(modes)))}; use one of them")

@@ -19,12 +19,12 @@ class Damages:
     """Lines or records that were left out of a file.
 
     Attributes:
-        what: the unit of the file, such as `line` or `request`.
+        noun: the unit of the file, such as `line` or `request`.
         reasons: the reasons for leaving lines out, each with its number of lines.
         first: number of the first line that was left out, from 1; 0 if unknown.
     """
 
-    what: str = "line"
+    noun: str = "line"
     reasons: Counter[str] = field(default_factory=Counter)
     first: int = 0
 
@@ -41,7 +41,9 @@ class Damages:
         if not self.reasons:
             return ""
         named = self.reasons.most_common(_MOST_NAMED)
-        more = len(self.reasons) - len(named)
+        num_other = len(self.reasons) - len(named)
         reasons = ", ".join(f"{reason} ({number})" if len(self) > 1 else reason for reason, number in named)
         first = f" (number {self.first}{' first' if len(self) > 1 else ''})" if self.first else ""
-        return f"{format_count(len(self), self.what)}{first}: {reasons}" + (f", and {more} more" if more else "")
+        return f"{format_count(len(self), self.noun)}{first}: {reasons}" + (
+            f", and {num_other} more" if num_other else ""
+        )

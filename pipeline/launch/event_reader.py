@@ -235,13 +235,13 @@ class _Reader:
 
     def _read_param(self, event: dict[str, Any]) -> None:
         params = {str(name): str(value) for name, value in event["params"].items()}
-        known = self._events.params
+        stored_params = self._events.params
         # Such a param is the basis of a figure (`work_units.list_second_units`).
-        if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
+        if any("_per_" in name and stored_params.get(name, value) != value for name, value in params.items()):
             raise ImpossibleLineError("a param that changed its value")
-        if len(known | params) > _MOST_PARAMS:
+        if len(stored_params | params) > _MOST_PARAMS:
             raise ImpossibleLineError(f"more than {_MOST_PARAMS} params")
-        known.update(params)
+        stored_params.update(params)
 
     def _read_error(self, event: dict[str, Any]) -> None:
         errors = self._events.errors
@@ -274,15 +274,15 @@ class _Reader:
 
     def _read_written(self, event: dict[str, Any]) -> None:
         written = self._events.written
-        now = self._read_instant(event), parse_count(event["stdout"]), parse_count(event["stderr"])
-        if any(size > most for size, most in zip(now[1:], self._output_bytes, strict=True)):
+        row = self._read_instant(event), parse_count(event["stdout"]), parse_count(event["stderr"])
+        if any(size > most for size, most in zip(row[1:], self._output_bytes, strict=True)):
             raise ImpossibleLineError("more output than the job wrote")
         columns = (written.t_ns, written.stdout, written.stderr)
-        if written.t_ns and any(value < column[-1] for value, column in zip(now, columns, strict=True)):
+        if written.t_ns and any(value < column[-1] for value, column in zip(row, columns, strict=True)):
             raise ImpossibleLineError("less output than before")
         if len(written.t_ns) == _MOST_SIZES:
             raise ImpossibleLineError(f"more than {_MOST_SIZES} sizes of output")
-        for column, value in zip(columns, now, strict=True):
+        for column, value in zip(columns, row, strict=True):
             column.append(value)
 
 

@@ -111,8 +111,8 @@ def read_progress(path: Path) -> JobProgress:
                 samples = None if event.get("samples") is None else parse_amount(event["samples"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    if answered := requests.count_written(path.with_name(layout.REQUESTS)):
-        total, t_ns, samples = answered, time.monotonic_ns(), None
+    if num_answered := requests.count_written(path.with_name(layout.REQUESTS)):
+        total, t_ns, samples = num_answered, time.monotonic_ns(), None
     return JobProgress(phase, epoch, total, t_ns, samples)
 
 

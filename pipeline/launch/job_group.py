@@ -250,9 +250,9 @@ class JobGroup:
 
     def stop(self, states: Sequence[JobState]) -> None:
         """Tell jobs to stop, and wait for their end."""
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         for state in states:
-            state.ended.told_ns = now
+            state.ended.told_ns = now_ns
             self._channel.send(state.job.index, type="stop")
         self._wait_end(
             states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s after the request to stop"
@@ -388,8 +388,8 @@ class JobGroup:
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
 
-    def _note_fault(self, index: int, how: str) -> None:
-        self._by_index[index].notice(Result.FAILED, how)
+    def _note_fault(self, index: int, reason: str) -> None:
+        self._by_index[index].notice(Result.FAILED, reason)
 
     def _note_exit(self, index: int) -> None:
         state = self._by_index[index]

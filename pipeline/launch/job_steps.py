@@ -292,16 +292,16 @@ class StepChain:
         total, t_ns = np.array(steps.total), np.array(steps.t_ns)
         grown = np.diff(total, prepend=0.0)
         rate = grown / np.diff(t_ns, prepend=self.start_ns).clip(1)
-        wrong = (grown > _OUTLIER * np.median(grown)) & (rate > _OUTLIER * np.median(rate))
-        for _ in range(int(wrong.sum())):
+        is_outlier = (grown > _OUTLIER * np.median(grown)) & (rate > _OUTLIER * np.median(rate))
+        for _ in range(int(is_outlier.sum())):
             self._damage(_TOO_LARGE, 0)
-        if wrong.any():
-            is_after_gap = np.append(False, wrong[:-1])
+        if is_outlier.any():
+            is_after_gap = np.append(False, is_outlier[:-1])
             is_after_gap[np.array(steps.after_gap, np.int64)] = True
-            steps.after_gap = array("q", np.flatnonzero(is_after_gap[~wrong]).tobytes())
-            steps.total = array("d", np.cumsum(np.where(wrong, 0.0, grown))[~wrong].tobytes())
-            steps.t_ns = array("q", t_ns[~wrong].tobytes())
-            steps.epoch = array("q", np.array(steps.epoch)[~wrong].tobytes())
+            steps.after_gap = array("q", np.flatnonzero(is_after_gap[~is_outlier]).tobytes())
+            steps.total = array("d", np.cumsum(np.where(is_outlier, 0.0, grown))[~is_outlier].tobytes())
+            steps.t_ns = array("q", t_ns[~is_outlier].tobytes())
+            steps.epoch = array("q", np.array(steps.epoch)[~is_outlier].tobytes())
 
 
 def _compute_gap(before: Step, step: Step) -> float:

@@ -46,10 +46,10 @@ class Requests:
     def __init__(
         self,
         columns: Mapping[str, NDArray[np.int64]],
-        chosen: NDArray[np.int64] | None = None,
+        row_numbers: NDArray[np.int64] | None = None,
         damages: Damages | None = None,
     ) -> None:
-        self._columns, self._chosen = columns, chosen
+        self._columns, self._chosen = columns, row_numbers
         self.damages = Damages("request") if damages is None else damages
 
     def __len__(self) -> int:
@@ -60,11 +60,11 @@ class Requests:
         column = self._columns[name]
         return column if self._chosen is None else column[self._chosen]
 
-    def where(self, chosen: NDArray[np.bool_]) -> Requests:
+    def where(self, mask: NDArray[np.bool_]) -> Requests:
         """Return the selected requests; their fields are copied only on access."""
         import numpy as np
 
-        numbers = np.flatnonzero(chosen)
+        numbers = np.flatnonzero(mask)
         return Requests(self._columns, numbers if self._chosen is None else self._chosen[numbers])
 
     @property
@@ -76,8 +76,8 @@ class Requests:
 
     @property
     def is_answered(self) -> NDArray[np.bool_]:
-        answered: NDArray[np.bool_] = self["done_ns"] > 0
-        return answered
+        is_done: NDArray[np.bool_] = self["done_ns"] > 0
+        return is_done
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
@@ -165,12 +165,16 @@ def _find_possible(records: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.
     """
     import numpy as np
 
-    intended, sent, begun, first, done = (records[name] for name, _ in RECORD[:5])
-    follow = (intended > 0) & (intended <= sent)
-    follow &= (intended >= lifetime.begin_ns) & (np.maximum(sent, np.maximum(begun, done)) <= lifetime.end_ns)
-    begun_or_sent = np.where(begun > 0, begun, sent)
-    follow &= np.where(begun > 0, sent <= begun, begun == 0)
-    follow &= np.where(done > 0, begun_or_sent <= done, done == 0)
-    follow &= np.where(first > 0, (begun_or_sent <= first) & ((first <= done) | (done == 0)), first == 0)
+    intended_ns, sent_ns, begun_ns, first_ns, done_ns = (records[name] for name, _ in RECORD[:5])
+    follow = (intended_ns > 0) & (intended_ns <= sent_ns)
+    follow &= (intended_ns >= lifetime.begin_ns) & (
+        np.maximum(sent_ns, np.maximum(begun_ns, done_ns)) <= lifetime.end_ns
+    )
+    begun_or_sent = np.where(begun_ns > 0, begun_ns, sent_ns)
+    follow &= np.where(begun_ns > 0, sent_ns <= begun_ns, begun_ns == 0)
+    follow &= np.where(done_ns > 0, begun_or_sent <= done_ns, done_ns == 0)
+    follow &= np.where(
+        first_ns > 0, (begun_or_sent <= first_ns) & ((first_ns <= done_ns) | (done_ns == 0)), first_ns == 0
+    )
     can: NDArray[np.bool_] = follow & (records["tokens"] >= 0) & (records["batch"] >= 1)
     return can

@@ -205,10 +205,10 @@ class ForkServer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _note_loss(self, what: str) -> LaunchError:
+    def _note_loss(self, message: str) -> LaunchError:
         """Record that the server can no longer be used, and return the error."""
-        self._lost = what
-        return LaunchError(what)
+        self._lost = message
+        return LaunchError(message)
 
 
 Starter = Spawner | ForkServer

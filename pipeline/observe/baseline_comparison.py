@@ -87,8 +87,8 @@ class Comparison:
         return self._baselines[key]
 
     def _find_solo_runs(self, row: GroupResult) -> list[list[_SoloRun]]:
-        baselines, together = self._find_baselines(row), _list_digests(row)
-        return [baselines.find_runs_alone(digest, together) for digest in together]
+        baselines, digests = self._find_baselines(row), _list_digests(row)
+        return [baselines.find_runs_alone(digest, digests) for digest in digests]
 
     def _find_difference(self, row: GroupResult) -> str | None:
         for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._find_solo_runs(row), strict=True):
@@ -156,9 +156,9 @@ def _compare_job(job: JobResult, runs: Sequence[JobResult]) -> ComparedJob:
     )
 
 
-def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+def describe_loss_difference(colocated: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first step whose loss differs by more than rounding from the loss of the same job alone."""
-    for step, (loss, expected) in enumerate(zip(together, alone, strict=False)):
+    for step, (loss, expected) in enumerate(zip(colocated, alone, strict=False)):
         if not math.isfinite(expected) or step >= len(_LOSS_TOLERANCES):
             return None
         if not abs(loss - expected) <= _LOSS_TOLERANCES[step] * abs(expected):
@@ -166,9 +166,9 @@ def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) 
     return None
 
 
-def describe_output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+def describe_output_difference(colocated: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first request whose answer has another norm than the answer of the same job alone."""
-    pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
+    pairs = zip(colocated, alone, _OUTPUT_TOLERANCES, strict=False)
     for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
         if not abs(norm - expected) <= tolerance * abs(expected):
             return f"answer to request {number} has norm {norm:.6g} instead of {expected:.6g}"

@@ -123,9 +123,9 @@ def _judge_exceptions(lines: Sequence[Line]) -> Cause | None:
     """Judge by the exception that ended the program; return `None` if no exception did."""
     exceptions = output_lines.find_exceptions(lines)
     links = [link for raised in exceptions for link in raised.iterate_chain()]
-    taken = {number for link in links for number in range(link.first, link.end + 1)}
+    linked_numbers = {number for link in links for number in range(link.first, link.end + 1)}
     telling = [(number, line) for number, line in enumerate(lines) if exceptions and _is_telling(line)]
-    ending = [raised for raised in exceptions[-_MOST_LOOKED_AT:] if not _has_continued(raised, telling, taken)]
+    ending = [raised for raised in exceptions[-_MOST_LOOKED_AT:] if not _has_continued(raised, telling, linked_numbers)]
     for candidates in (
         [raised for raised in ending if not raised.is_aside and raised.name not in _WRAPPERS],
         [raised for raised in ending if raised.is_aside],
@@ -145,16 +145,16 @@ def _is_telling(line: Line) -> bool:
     return not (line.is_indented or _NO_LINE.match(line.text) or line.is_footer)
 
 
-def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: set[int]) -> bool:
+def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], linked_numbers: set[int]) -> bool:
     """Return whether the program continued after an exception, judged by the lines after the exception.
 
-    `taken` has the numbers of all lines that belong to exceptions.
+    `linked_numbers` has the numbers of all lines that belong to exceptions.
     """
     after = [(number, line.text) for number, line in telling if number > raised.last and line.source == raised.source]
-    printed = [text for number, text in after if number not in taken or number <= raised.end]
+    printed = [text for number, text in after if number not in linked_numbers or number <= raised.end]
     if any(is_recovery(text) or _WORKS.search(text) for text in printed):
         return True
-    return sum(number not in taken for number, _ in after) > _MOST_AFTER
+    return sum(number not in linked_numbers for number, _ in after) > _MOST_AFTER
 
 
 def _select_root(candidates: Sequence[Raised]) -> Raised:
@@ -209,8 +209,8 @@ def _judge_lines(lines: Sequence[Line]) -> Cause:
     for number, text in reversed(list(enumerate(telling))):
         following = telling[number + 1] if number + 1 < len(telling) else ""
         if (thrown := _THROWN.search(text)) is not None:
-            what = _WHAT.search(following)
-            message = what[1] if what else ""
+            match = _WHAT.search(following)
+            message = match[1] if match else ""
             kind = thrown[1].rstrip(":")
             words = f"{kind}: {message}" if message not in ("", kind) else kind
             return Cause(words, is_memory_error(kind.replace("::", "."), words))

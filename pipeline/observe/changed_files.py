@@ -90,7 +90,7 @@ def find_owners(
     }
 
 
-def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
+def describe_shared(folder: Path, owners: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
     """Describe the files below the folder that several jobs may have written; empty if there are none.
 
     Copies of a program write files of the same names, also if the last of them to end wrote the file last; different
@@ -107,7 +107,7 @@ def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequ
     }
     files = sorted(
         path
-        for path, index in whose.items()
+        for path, index in owners.items()
         if (index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1))
         or (
             index in numbers_of
@@ -141,8 +141,8 @@ def _find_owner(
         named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]
         if len(named) == 1:
             return named[0].job.index
-    ran = [state.job.index for state in states if any(_is_running(state, t_ns) for t_ns in instants_ns)]
-    return ran[0] if len(ran) == 1 else None
+    candidates = [state.job.index for state in states if any(_is_running(state, t_ns) for t_ns in instants_ns)]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _is_running(state: JobState, t_ns: int) -> bool:

@@ -42,8 +42,8 @@ def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
         ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _collect_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
-        further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
-        return Ending(Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}")
+        suffix = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
+        return Ending(Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{suffix}")
     return ending
 
 
@@ -104,15 +104,15 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         is_cleared = state.wrapper is not None and state.said.pid is None
         hint = f"; {state.wrapper} may hide the job's variables: remove options such as --cleanenv" * is_cleared
         return Ending(Result.FAILED, f"ended with status 0 without reporting the end of its work{hint}")
-    how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
+    status = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
     printed = state.folder if state.host_folder is None else state.host_folder
     cause = causes.judge_output(printed / layout.STDERR, printed / layout.STDOUT)
     if state.wrapper is not None and state.said.bye in (None, "ok"):
         when = "before the job sent a message" if state.said.pid is None else "before the job's end"
-        ending = f"{state.wrapper} ended with {how} {'after the job' if state.said.bye else when}"
+        ending = f"{state.wrapper} ended with {status} {'after the job' if state.said.bye else when}"
         return Ending(Result.FAILED, _join_cause(ending, cause))
-    which = "the process of all jobs ended" if state.is_tenant else "ended"
-    return _describe_failure(f"{which} with {how}", cause, state, was_killed=ended.status in _KILLED)
+    event = "the process of all jobs ended" if state.is_tenant else "ended"
+    return _describe_failure(f"{event} with {status}", cause, state, was_killed=ended.status in _KILLED)
 
 
 def _judge_error(error: dict[str, str], state: JobState) -> Ending:
@@ -128,21 +128,21 @@ def _judge_error(error: dict[str, str], state: JobState) -> Ending:
     return Ending(Result.OOM if cause.is_oom else Result.FAILED, cause.text)
 
 
-def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
+def _describe_failure(event: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
     """Describe a failed program; `was_killed` is true if a SIGKILL of another program ended it."""
     if (was_killed or cause.has_kill) and state.num_oom_kills:
-        return _report_oom_kill(how, state)
-    return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
+        return _report_oom_kill(event, state)
+    return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(event, cause))
 
 
-def _report_oom_kill(how: str, state: JobState) -> Ending:
+def _report_oom_kill(event: str, state: JobState) -> Ending:
     return Ending(
-        Result.OOM, f"{how}: out of memory, killed by the kernel (oom_kill {state.num_oom_kills} in its cgroup)"
+        Result.OOM, f"{event}: out of memory, killed by the kernel (oom_kill {state.num_oom_kills} in its cgroup)"
     )
 
 
-def _join_cause(how: str, cause: Cause) -> str:
-    return f"{how}: {cause.text}" if cause.text else how
+def _join_cause(event: str, cause: Cause) -> str:
+    return f"{event}: {cause.text}" if cause.text else event
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
@@ -204,6 +204,6 @@ def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupRes
                     yield "more jobs failed; the artifacts of their runs contain their error output"
                     return
                 shown.add(job.error_output)
-                where = log_of(row, job.job.index)
-                yield f"last lines of stderr of job {job.job.name} in {row.group.name} ({where}):"
+                log_path = log_of(row, job.job.index)
+                yield f"last lines of stderr of job {job.job.name} in {row.group.name} ({log_path}):"
                 yield from (f"    {line}" for line in job.error_output)

@@ -45,9 +45,9 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime)
         for state in observation.launched or all_states
     }
-    whose = changed_files.find_owners(observation.changed, all_states, log_of, observation.clock)
+    owners = changed_files.find_owners(observation.changed, all_states, log_of, observation.clock)
     logged_of = {
-        state.job.index: logged_rate.read_logged_rate(state, log_of[state.job.index], whose, observation.clock)
+        state.job.index: logged_rate.read_logged_rate(state, log_of[state.job.index], owners, observation.clock)
         for state in all_states
     }
     for states in observation.batches:
@@ -88,7 +88,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     )
     tags |= throughput.make_turn_tags(in_turns)
     changed = None if group.sequential else observation.changed
-    if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
+    if changed and (shared := changed_files.describe_shared(changed.folder, owners, all_states)):
         tags[Tag.SHARED_FILES] = shared
     if any(state.is_tenant for state in all_states):
         tags[Tag.ONE_PROCESS] = _describe_process(all_states)
@@ -179,8 +179,8 @@ def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events
         begin = max(max(starts) + int(group.window.begin_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
     ends = [_find_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
-    known = [end for end in ends if end is not None]
-    return (min(starts), max(known)) if known else None
+    known_ends = [end for end in ends if end is not None]
+    return (min(starts), max(known_ends)) if known_ends else None
 
 
 def _describe_damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
@@ -365,8 +365,8 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: 
         for unit, job in ((job.work_unit, job) for job in jobs)
     }
     figures: dict[str, Mapping[int, object]] = {**first, Tag.FIRST_LOSS_BITS: bits, Tag.RATES: rates}
-    known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
-    return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
+    nonempty = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
+    return {tag: json.dumps(of_each) for tag, of_each in nonempty.items() if of_each}
 
 
 def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:

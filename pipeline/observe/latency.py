@@ -46,18 +46,18 @@ def compute_figures(
     import numpy as np
 
     seconds = (window[1] - window[0]) / 1e9
-    answered = requests.where(_is_inside(requests["done_ns"], window))
+    answered_requests = requests.where(_is_inside(requests["done_ns"], window))
     due = requests.where(_is_inside(requests["intended_ns"], window))
-    if not len(answered) or not len(due) or seconds <= 0:
+    if not len(answered_requests) or not len(due) or seconds <= 0:
         return {}
     metrics = {
-        work_units.rate_of(work_units.REQUESTS): len(answered) / seconds,
+        work_units.rate_of(work_units.REQUESTS): len(answered_requests) / seconds,
         work_units.number_of(work_units.REQUESTS): float(len(due)),
         **_compute_latencies(due),
     }
     if objective is not None:
         metrics[service_figures.GOODPUT] = (
-            int(np.count_nonzero(_compute_latency_ms(answered) <= objective.latency_ms)) / seconds
+            int(np.count_nonzero(_compute_latency_ms(answered_requests) <= objective.latency_ms)) / seconds
         )
         percentile = objective.percentile
         if percentile is not None and len(due) >= min_requests(percentile):
@@ -67,10 +67,10 @@ def compute_figures(
             if not is_met or has_enough(latency_ms, percentile):
                 metrics[service_figures.OBJECTIVE_MET] = float(is_met)
     if is_rate_given:
-        metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
+        metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered_requests), window)
         late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
         metrics |= {"send_late_p50_ms": select_rank(late, 50), "send_late_p99_ms": select_rank(late, 99)}
-    if tokens := int(answered["tokens"].sum()):
+    if tokens := int(answered_requests["tokens"].sum()):
         metrics[work_units.rate_of("tokens")] = tokens / seconds
     return metrics
 
@@ -79,8 +79,8 @@ def _compute_latencies(requests: Requests) -> dict[str, float]:
     import numpy as np
 
     metrics = _compute_spread("latency", _compute_latency_ms(requests))
-    begun = requests["begun_ns"] > 0
-    if begun.all():
+    has_begun = requests["begun_ns"] > 0
+    if has_begun.all():
         metrics["queue_mean_ms"] = float(_subtract_ms(requests, "intended_ns", "begun_ns").mean())
         if requests.is_answered.all():
             metrics["service_mean_ms"] = float(_subtract_ms(requests, "begun_ns", "done_ns").mean())
@@ -105,10 +105,10 @@ def describe_lateness(requests: Requests, window: Window) -> str | None:
     import numpy as np
 
     intended = requests.where(_is_inside(requests["intended_ns"], window))
-    sent = int(np.count_nonzero(_is_inside(requests["sent_ns"], window)))
+    num_sent = int(np.count_nonzero(_is_inside(requests["sent_ns"], window)))
     due = len(intended) + _count_never_sent(requests, window)
-    if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
-        return f"its generator sent {sent} of the {due} requests due in the window"
+    if due - num_sent > max(LEAST_SHORT, SHORT_SHARE * due):
+        return f"its generator sent {num_sent} of the {due} requests due in the window"
     if not len(intended):
         return None
     late_ms = select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
@@ -266,9 +266,9 @@ def has_enough(latencies: NDArray[np.float64], percentile: float) -> bool:
 
 def suggest_length(latencies: NDArray[np.float64], percentile: float, length: float) -> float:
     """Return how long a window must be for a percentile: 1, 2 or 5 times a power of ten; `length` is its length now."""
-    needed = _RESERVE * length * MIN_EXCURSIONS / estimate_number(latencies, percentile)
-    power = 10.0 ** math.floor(math.log10(needed))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= needed)
+    min_length = _RESERVE * length * MIN_EXCURSIONS / estimate_number(latencies, percentile)
+    power = 10.0 ** math.floor(math.log10(min_length))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= min_length)
 
 
 def select_rank(ordered: NDArray[np.float64], percent: float) -> float:

@@ -65,11 +65,11 @@ class LoggedRate:
 
 
 def read_logged_rate(
-    state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord
+    state: JobState, log: Events, owners: Mapping[Path, int | None], clock: ClockRecord
 ) -> LoggedRate | None:
     """Return the rate that an ended job logged; `None` if the workload has no setting for a logged rate.
 
-    `whose` maps the files that changed in the working directory to the job that wrote them, or to `None` if unknown.
+    `owners` maps the files that changed in the working directory to the job that wrote them, or to `None` if unknown.
     """
     rate = state.job.workload.rate
     if rate.pattern is not None:
@@ -79,7 +79,7 @@ def read_logged_rate(
     through_mlflow = _read_mlflow(state.folder)
     output_files = regular_files.list_files(state.folder / layout.OUTPUT).files
     event_files = [path for path in output_files if path.match(EVENT_FILES)]
-    in_directory = {path: index for path, index in whose.items() if path.match(EVENT_FILES)}
+    in_directory = {path: index for path, index in owners.items() if path.match(EVENT_FILES)}
     event_files += [path for path, index in in_directory.items() if index == state.job.index]
     in_files = _read_event_files(event_files)
     for source, metrics in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
@@ -100,13 +100,13 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
     reader = OutputReader(source, state.job.workload.work_unit)
     for (name, _), sizes in zip(_OUTPUTS, (log.written.stdout, log.written.stderr), strict=True):
         reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
-    rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
+    rates, setting = reader.rates, f"workload.metric_pattern={source.pattern}"
     if rates.unreadable:
         return LoggedRate(absence=f"workload.metric_pattern matches an unclear number in {rates.unreadable}")
     if not rates.num_values:
-        return LoggedRate(absence=_explain_no_match(state.folder, what, rates))
+        return LoggedRate(absence=_explain_no_match(state.folder, setting, rates))
     if rates.least < 0 or rates.most == 0:
-        return LoggedRate(absence=f"{what} gave {rates.least:g}; a rate must be above 0")
+        return LoggedRate(absence=f"{setting} gave {rates.least:g}; a rate must be above 0")
     source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite} not finite)"
@@ -114,18 +114,20 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
     return LoggedRate(points=rates.points, work_unit=rates.work_unit, source=source_words, doubts=doubts)
 
 
-def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
+def _explain_no_match(folder: Path, setting: str, rates: Rates) -> str:
     """Explain why there is no rate, and quote the last line with a number, or else the last line, of each output."""
     if rates.num_not_finite:
-        return f"{what} gave no finite number in {format_count(rates.num_not_finite, 'line')}"
+        return f"{setting} gave no finite number in {format_count(rates.num_not_finite, 'line')}"
     if rates.without_number:
-        return f"{what} matched `{rates.without_number}`, which contains no number"
-    seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
-    numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
-    last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
-    how = "has numbers, such as" if any(numbers.values()) else "ends with"
-    shown = [f"{where} {how} `{lines[-1].strip()[:_SHOWN]}`" for where, lines in last.items()]
-    return f"{what} matched no line with a number in the job's output; {' and '.join(shown) or 'the output is empty'}"
+        return f"{setting} matched `{rates.without_number}`, which contains no number"
+    seen = {stream: read_shown_lines(folder / name, _TAIL_BYTES) for name, stream in _OUTPUTS}
+    numbers = {stream: [line for line in lines if re.search(r"\d", line)] for stream, lines in seen.items()}
+    last = {stream: lines for stream, lines in (numbers if any(numbers.values()) else seen).items() if lines}
+    predicate = "has numbers, such as" if any(numbers.values()) else "ends with"
+    shown = [f"{stream} {predicate} `{lines[-1].strip()[:_SHOWN]}`" for stream, lines in last.items()]
+    return (
+        f"{setting} matched no line with a number in the job's output; {' and '.join(shown) or 'the output is empty'}"
+    )
 
 
 def _describe_doubts(rates: Rates) -> Iterator[str]:
@@ -164,9 +166,10 @@ def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str
     end_ns = state.ended.at_ns + _ROUNDING_NS if state.ended.at_ns is not None else math.inf
     placed = sorted(point for point in points if begin_ns <= point[0] <= end_ns)
     if not placed:
-        what = f"workload.metric={rate.metric}"
+        setting = f"workload.metric={rate.metric}"
         return LoggedRate(
-            absence=f"{what} was logged in {source}, but with times outside the job's run; log it with the current time"
+            absence=f"{setting} was logged in {source}, but with times outside the job's run; "
+            "log it with the current time"
         )
     logged = _convert_to_rates(placed, source, rate, state.job.workload.work_unit)
     return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
@@ -174,18 +177,18 @@ def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str
 
 def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) -> LoggedRate:
     """Convert points to rates, or explain why they cannot be rates."""
-    what = f"workload.metric={rate.metric}"
+    setting = f"workload.metric={rate.metric}"
     try:
         metric_unit = rate_units.read_metric_name(str(rate.metric), rate.metric_unit, unit)
     except UnreadableError as error:
-        return LoggedRate(absence=f"{what}: {error}")
+        return LoggedRate(absence=f"{setting}: {error}")
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
     points = [point for point in rates if math.isfinite(point[1])]
     if not points:
-        return LoggedRate(absence=f"{what} gave no finite number (the last is {came[-1][1]:g})")
+        return LoggedRate(absence=f"{setting} gave no finite number (the last is {came[-1][1]:g})")
     values = [value for _, value in points]
     if min(values) < 0 or max(values) == 0:
-        return LoggedRate(absence=f"{what} gave {min(values):g}; a rate must be above 0")
+        return LoggedRate(absence=f"{setting} gave {min(values):g}; a rate must be above 0")
     if left_out := len(came) - len(points):
         source += f" (without {left_out} of {len(came)} values not finite)"
     by_instant: dict[int, list[float]] = {}

@@ -167,13 +167,13 @@ class OutputLines:
     def __iter__(self) -> Iterator[tuple[str, int]]:
         begin, data, at, is_cut = 0, b"", 0, False
         while True:
-            more = self._file.read(_BLOCK_BYTES)
-            data, begin, at = data[at:] + more, begin + at, 0
+            block = self._file.read(_BLOCK_BYTES)
+            data, begin, at = data[at:] + block, begin + at, 0
             if is_cut and (match := _BREAK.search(data)) is not None:
                 is_cut, at = False, match.end()
             elif is_cut:
                 at = len(data)
-            while (match := _LINE.search(data, at)) is not None and (match.end() < len(data) or not more):
+            while (match := _LINE.search(data, at)) is not None and (match.end() < len(data) or not block):
                 at = match.end()
                 yield _decode(match[0]), begin + at
                 if self._target > begin + at:
@@ -185,7 +185,7 @@ class OutputLines:
                 line = data[at : at + _LINE_BYTES].lstrip(b"\r\n")
                 yield _decode(line.rpartition(b" ")[0]), begin + at + _LINE_BYTES
                 at, is_cut = len(data), True
-            elif not more:
+            elif not block:
                 return
 
 
@@ -252,9 +252,9 @@ def read_number(
     Raises:
         UnreadableError: the number is unclear.
     """
-    chosen = text[slice(*span)].strip()
-    if _NOT_FINITE.fullmatch(chosen):
-        return Number(float(chosen.replace("\u2212", "-")), *span)
+    number_text = text[slice(*span)].strip()
+    if _NOT_FINITE.fullmatch(number_text):
+        return Number(float(number_text.replace("\u2212", "-")), *span)
     tokens = [token for token in _TOKEN.finditer(text, *bounds) if token.start() < span[1] and token.end() > span[0]]
     if not tokens:
         return None
@@ -262,8 +262,8 @@ def read_number(
     if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
         raise UnreadableError("the group matches several numbers", "limit the group to one number")
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
-    if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
-        raise UnreadableError(why, _SAY_PATTERN)
+    if (reason := _explain_ambiguity(before, text[begin:end], after)) is not None:
+        raise UnreadableError(reason, _SAY_PATTERN)
     matched = max(begin, span[0]), min(end, span[1])
     begin, end = _pick_from_list(text, (begin, end), matched)
     plain = _normalise(
@@ -275,12 +275,12 @@ def read_number(
 
 
 def _explain_ambiguity(before: str, number: str, after: str) -> str | None:
-    for text_before, begins, why in _PART_OF_MORE:
+    for text_before, begins, reason in _PART_OF_MORE:
         if text_before.search(before) and begins.match(number):
-            return why
-    for digits, follows, why in _GOES_ON:
+            return reason
+    for digits, follows, reason in _GOES_ON:
         if digits.fullmatch(number) and follows.match(after):
-            return why
+            return reason
     return None
 
 

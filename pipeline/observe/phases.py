@@ -43,8 +43,8 @@ class Phases:
 
     def finish(self, at_ns: int | None = None) -> None:
         if self._name is not None:
-            now = time.monotonic_ns() if at_ns is None else at_ns
-            self.spans.append(Span(name=self._name, start_ns=self._since_ns, end_ns=max(now, self._since_ns)))
+            end_ns = time.monotonic_ns() if at_ns is None else at_ns
+            self.spans.append(Span(name=self._name, start_ns=self._since_ns, end_ns=max(end_ns, self._since_ns)))
         self._name = None
 
 

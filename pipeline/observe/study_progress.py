@@ -90,12 +90,12 @@ class Progress:
     def __init__(
         self,
         groups: Sequence[Group],
-        known: Iterable[Result] = (),
+        results: Iterable[Result] = (),
         to_run: Sequence[Group] | None = None,
         clock: Callable[[], float] = time.monotonic,
         past: Iterable[PastGroup] = (),
     ) -> None:
-        self.results = Counter(known)
+        self.results = Counter(results)
         self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
         self._left = list(groups if to_run is None else to_run)
         self._idle_s = idle_measurements.plan_seconds(self._left)
@@ -103,11 +103,14 @@ class Progress:
         self._begin_s = clock()
         self._group_begin_s: float | None = None
         self._seen: dict[Hashable, list[PastGroup]] = {}
-        for ran in past:
+        for past_group in past:
             # Groups of another study are used only for the same workloads, because other workloads may take minutes to
             # start. If the window's length is not fixed, only the same work, or roughly the same script, is similar.
             self._learn(
-                ran, _list_kinds_by_jobs(ran) if WindowKind(ran.kind).is_steady else [ran.key, *_list_looser_kinds(ran)]
+                past_group,
+                _list_kinds_by_jobs(past_group)
+                if WindowKind(past_group.kind).is_steady
+                else [past_group.key, *_list_looser_kinds(past_group)],
             )
 
     def begin(self, group: Group) -> None:
@@ -167,7 +170,7 @@ class Progress:
         likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME
         source = self._seen[kind][0].called  # the newest earlier group
         of_one = likeness is Likeness.OTHER_PROGRAM
-        on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
+        on_top_s = [past_group.on_top_s for past_group in self._seen[kind] if past_group.called == source or not of_one]
         seconds = self._compute_known_s(group) + statistics.median(on_top_s)
         return Estimate(seconds=seconds, likeness=likeness, source=source)
 
@@ -175,37 +178,37 @@ class Progress:
         """Return the seconds of a group that are known before it runs: its window, and measurements of idle power."""
         return _compute_window_s(group) + self._idle_s.get(group.number, 0.0)
 
-    def _learn(self, ran: PastGroup, kinds: Iterable[Hashable]) -> None:
+    def _learn(self, past_group: PastGroup, kinds: Iterable[Hashable]) -> None:
         for kind in kinds:
-            self._seen.setdefault(kind, []).append(ran)
+            self._seen.setdefault(kind, []).append(past_group)
 
 
 def _list_kinds(group: Group) -> Iterator[Hashable]:
-    ran = _describe_group(group)
-    where = (ran.device, ran.window)
-    yield from _list_kinds_by_jobs(ran)
-    yield (*where, ran.scenario, len(ran.jobs.split("+")))
-    yield (*where, ran.scenario)
-    yield where
-    yield (ran.device, ran.kind)
+    past_group = _describe_group(group)
+    device_window = (past_group.device, past_group.window)
+    yield from _list_kinds_by_jobs(past_group)
+    yield (*device_window, past_group.scenario, len(past_group.jobs.split("+")))
+    yield (*device_window, past_group.scenario)
+    yield device_window
+    yield (past_group.device, past_group.kind)
 
 
-def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
+def _list_looser_kinds(past_group: PastGroup) -> Iterator[Hashable]:
     """Yield the kinds, for a window without a fixed length, that ignore packages or the arguments of scripts."""
-    if WindowKind(ran.kind).is_steady:
+    if WindowKind(past_group.kind).is_steady:
         return
-    if ran.program:
-        yield (Likeness.OTHER_PACKAGES, ran.program)
-    if ran.window in _WINDOWS_OF_SCRIPTS:
-        yield (Likeness.OTHER_PROGRAM, ran.device, ran.window, ran.scenario, ran.jobs)
+    if past_group.program:
+        yield (Likeness.OTHER_PACKAGES, past_group.program)
+    if past_group.window in _WINDOWS_OF_SCRIPTS:
+        yield (Likeness.OTHER_PROGRAM, past_group.device, past_group.window, past_group.scenario, past_group.jobs)
 
 
-def _list_kinds_by_jobs(ran: PastGroup) -> Iterator[Hashable]:
-    where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
-    yield ran.key
-    yield (*where, ran.scenario, ran.jobs)
-    yield (*where, ran.scenario, workloads)
-    yield (*where, workloads)
+def _list_kinds_by_jobs(past_group: PastGroup) -> Iterator[Hashable]:
+    device_window, workloads = (past_group.device, past_group.window), frozenset(past_group.jobs.split("+"))
+    yield past_group.key
+    yield (*device_window, past_group.scenario, past_group.jobs)
+    yield (*device_window, past_group.scenario, workloads)
+    yield (*device_window, workloads)
 
 
 def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
@@ -281,10 +284,10 @@ class Forecast:
     def _duration(self) -> str:
         if not self.num_unknown:
             return f"takes about {format_duration(self.least_s)}, estimated from similar earlier groups{self._basis}"
-        rest = "the starts of jobs"
+        unknown_part = "the starts of jobs"
         if self.num_unknown_windows:
-            rest += f" and the windows of {format_count(self.num_unknown_windows, 'group')}, which are unknown"
-        duration = f"takes at least {format_duration(self.least_s)} plus {rest}"
+            unknown_part += f" and the windows of {format_count(self.num_unknown_windows, 'group')}, which are unknown"
+        duration = f"takes at least {format_duration(self.least_s)} plus {unknown_part}"
         if not self.least_s:
             duration = "takes an unknown time, because the windows are unknown"
         have = "has" if self.num_unknown == 1 else "have"
@@ -311,10 +314,10 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
     progress = Progress(groups, past=past)
     expected = {group.number: progress.expect(group) for group in groups}
     unknown = [group for group in groups if expected[group.number] is None]
-    known = {number: estimate for number, estimate in expected.items() if estimate is not None}
-    of_each = {number: estimate.seconds for number, estimate in known.items()}
+    estimates = {number: estimate for number, estimate in expected.items() if estimate is not None}
+    of_each = {number: estimate.seconds for number, estimate in estimates.items()}
     by_need = [group for group in groups if group.window.most_s and group.skip_reason is None]
-    loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
+    loose = [estimate.source for estimate in estimates.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
     least_s, _ = progress.estimate_left_s()
     most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
     planned = [group for group in groups if group.skip_reason is None]
@@ -328,7 +331,7 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
         num_blocks=len({group.block for group in planned}),
         shortest_s=sum(count_windows(group) * group.window.seconds for group in by_need),
         longest_s=sum(count_windows(group) * group.window.most_s for group in by_need),
-        num_other_packages=sum(estimate.likeness is Likeness.OTHER_PACKAGES for estimate in known.values()),
+        num_other_packages=sum(estimate.likeness is Likeness.OTHER_PACKAGES for estimate in estimates.values()),
         other_programs=tuple(dict.fromkeys(loose)),
         num_other_programs=len(loose),
     )
@@ -369,8 +372,8 @@ class MemoryNeed:
     def words(self) -> str:
         """The forecast in words: `needs 92.0 of 79.6 GiB of memory: 6 copies fit (measured: 1 job, 13.1 GiB)`."""
         of_each = dict.fromkeys(self.alone_mib)
-        whose, memories = "1 job" if len(of_each) == 1 else "each job alone", " and ".join(map(_gib, of_each))
-        measured = f"measured: {whose}, {memories} GiB"
+        subject, memories = "1 job" if len(of_each) == 1 else "each job alone", " and ".join(map(_gib, of_each))
+        measured = f"measured: {subject}, {memories} GiB"
         needs = f"needs {_gib(self.needed_mib)} of {_gib(self.capacity_mib)} GiB of memory"
         if self.fits or len(of_each) > 1:
             return f"{needs} ({measured})"
@@ -385,7 +388,9 @@ class MemoryForecast:
     def __init__(self, groups: Iterable[Group], past: Sequence[PastGroup] = ()) -> None:
         """Take the memory of the groups of one job from earlier groups, newest first, with the same key."""
         self._alone_mib: dict[tuple[str, str], float] = {}
-        newest = {ran.key: ran.memory_mib for ran in reversed(past) if ran.memory_mib is not None}
+        newest = {
+            past_group.key: past_group.memory_mib for past_group in reversed(past) if past_group.memory_mib is not None
+        }
         for group in groups:
             if group.key in newest:
                 self._add(group, newest[group.key])
@@ -408,8 +413,8 @@ class MemoryForecast:
         if group.sequential or len(group.jobs) == 1 or not mode.adds_memory or device.memory_mib is None:
             return None
         alone = [self._alone_mib.get((device.name, job.workload.digest)) for job in group.jobs]
-        known = tuple(mib for mib in alone if mib is not None)
-        return MemoryNeed(alone_mib=known, capacity_mib=device.memory_mib) if len(known) == len(alone) else None
+        known_mib = tuple(mib for mib in alone if mib is not None)
+        return MemoryNeed(alone_mib=known_mib, capacity_mib=device.memory_mib) if len(known_mib) == len(alone) else None
 
 
 def _gib(memory_mib: float) -> str:

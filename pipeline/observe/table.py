@@ -120,7 +120,7 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
     company = [group.settings[OTHER_GPUS] for group in groups]
     is_told = len(set(company)) > 1
     suffixes = [f" [{OTHER_GPUS} {number}]" if number and is_told else "" for number in company]
-    return [f"{group.name}{more}" for group, more in zip(groups, suffixes, strict=True)]
+    return [f"{group.name}{suffix}" for group, suffix in zip(groups, suffixes, strict=True)]
 
 
 def _list_units(rows: Sequence[GroupResult]) -> list[str]:
@@ -174,10 +174,10 @@ def _list_notes(
         of_flags = merge(f"invalid: {mark.invalid}" for mark in marks if mark.invalid)
         of_flags |= merge(mark.note for mark in marks if mark.note)
         of_reasons = merge(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
-        what = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
+        noun = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
-                share = f" ({number} of {len(group_rows)} {what})" if number < len(group_rows) else ""
+                share = f" ({number} of {len(group_rows)} {noun})" if number < len(group_rows) else ""
                 into[text].append(name + share)
         if note := on_gain.get(group_rows[0].group.key):
             flags[note].append(name)

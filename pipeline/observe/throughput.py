@@ -96,7 +96,8 @@ def average_logged_rate(points: Points, window: Window | None) -> float:
         return points[-1][1]
     begin, end = window
     weighted = [
-        (max(0, min(now, end) - max(before, begin)), value) for (before, _), (now, value) in itertools.pairwise(points)
+        (max(0, min(after, end) - max(before, begin)), value)
+        for (before, _), (after, value) in itertools.pairwise(points)
     ]
     total_ns = sum(ns for ns, _ in weighted)
     return sum(ns * value for ns, value in weighted) / total_ns if total_ns else points[-1][1]
@@ -116,8 +117,8 @@ def describe_long_value(points: Points, window: Window) -> str | None:
     begin, end = window
     gaps_ns = sorted(
         shared
-        for (before, _), (now, _) in itertools.pairwise(points)
-        if (shared := min(now, end) - max(before, begin)) > 0
+        for (before, _), (after, _) in itertools.pairwise(points)
+        if (shared := min(after, end) - max(before, begin)) > 0
     )
     if len(gaps_ns) < LEAST_GAPS:
         return None
@@ -268,11 +269,11 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
             return "requests are not measured in slices; set window=steady"
         return "the job completed no step in one of its slices; raise window.slice_s"
     if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
-        what = (
+        quantity = (
             "request was sent and answered" if job.workload.work_unit == work_units.REQUESTS else "step was completed"
         )
         lower = " or lower the request rate" if job.workload.is_rate_given else ""
-        return f"no {what} inside the window; raise {group.window.longest_key}{lower}"
+        return f"no {quantity} inside the window; raise {group.window.longest_key}{lower}"
     if not job.workload.ends_by_itself and not list_instants_ns(log):
         return "lost result: the job succeeded, but its files contain neither a step nor an answered request"
     return ""
@@ -353,10 +354,10 @@ def _describe_gaps(lacking: Mapping[int, Sequence[Place]], states: Sequence[JobS
         job = state.job
         if places := sorted(lacking[job.index]):
             names = [resource if resource == IDLE else f"{resource} {dial:g}" for resource, dial in places]
-            what = "logged no value for" if job.workload.rate.is_logged else "completed fewer than two steps in"
+            shortfall = "logged no value for" if job.workload.rate.is_logged else "completed fewer than two steps in"
             yield (
-                f"job {job.name} {what} a turn of {list_first(names, _MOST_NAMES)}; raise {TURN_S} of the stressor, "
-                "or let the jobs run longer"
+                f"job {job.name} {shortfall} a turn of {list_first(names, _MOST_NAMES)}; raise {TURN_S} of the "
+                "stressor, or let the jobs run longer"
             )
 
 
@@ -404,9 +405,9 @@ def _count_requests(requests: Requests, turn: Window) -> tuple[float, int]:
 def _average_logged(points: Points, turn: Window) -> tuple[float, int]:
     """Return the work by the logged values that cover no time outside a turn, else by all values, and their number."""
     inside = [
-        (rate, now - before)
-        for (before, _), (now, rate) in itertools.pairwise(points)
-        if turn[0] <= before < now <= turn[1]
+        (rate, after - before)
+        for (before, _), (after, rate) in itertools.pairwise(points)
+        if turn[0] <= before < after <= turn[1]
     ]
     rate = average_logged_rate(points, turn) if points else 0.0
     if inside:

@@ -115,10 +115,10 @@ class _Drawer:
         counted = dict.fromkeys(work_units.per_second(job.workload.work_unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
-        for now in self.jobs.read():
-            epoch = "-" if now.epoch is None else str(now.epoch)
-            rate = "-" if now.per_s is None else work_units.format_rate(now.per_s)
-            cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
+        for progress in self.jobs.read():
+            epoch = "-" if progress.epoch is None else str(progress.epoch)
+            rate = "-" if progress.per_s is None else work_units.format_rate(progress.per_s)
+            cells = (progress.job.name, progress.phase, epoch, rate, self._format_memory(progress.job.index))
             table.add_row(*map(Text, cells))  # rich would interpret a plain string as markup
         return table
 

@@ -112,10 +112,10 @@ def explain(error: Exception) -> str:
         place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
         return f'{place}: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"'
     cause, text = error.__cause__, str(error)
-    if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
+    if (in_file := _IN_FILE.match(text)) and isinstance(config_error := error.__context__, OmegaConfBaseException):
         if overrides.lacks_header(in_file[1]):
             return overrides.explain_missing_header(in_file[1])
-        return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
+        return f"{in_file[1]}.yaml: {_explain_in_file(config_error)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
@@ -137,8 +137,10 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return _explain_missing(missing[1], missing[2], list_choices(missing[1]))
     if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
-        which = "" if value in choices else f", one of {', '.join(choices)}"
-        return f"{unset[1]}={value} needs a plus; write +{unset[1]}={value if not which else '...'}{which}"
+        alternatives = "" if value in choices else f", one of {', '.join(choices)}"
+        return (
+            f"{unset[1]}={value} needs a plus; write +{unset[1]}={value if not alternatives else '...'}{alternatives}"
+        )
     if swept := _SWEPT_OPTION.match(text):
         return f"{swept['key']} cannot be swept; write a list as '{swept['key']}=[{swept['values']}]'"
     if several := _SEVERAL_VALUES.match(text):
@@ -168,16 +170,16 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
 
 
 def _explain_missing_folder(folder: Path) -> str:
-    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-    near = difflib.get_close_matches(folder.name, beside, n=1)
+    siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, siblings, n=1)
     remedy = f"did you mean {folder.parent / near[0]}?" if near else "name a folder with configuration files"
     return f"--config-dir {folder} does not exist; {remedy}"
 
 
-def explain_unknown_key(key: str, known: Iterable[str]) -> str:
-    """Explain that a key, such as `workload.batchsize`, does not exist; `known` are the keys of its parent."""
+def explain_unknown_key(key: str, keys: Iterable[str]) -> str:
+    """Explain that a key, such as `workload.batchsize`, does not exist; `keys` are the keys of its parent."""
     parent, dot, name = key.rpartition(".")
-    names = sorted(set(known) - {"hydra"})
+    names = sorted(set(keys) - {"hydra"})
     near = _list_near(name, names)
     remedy = f"choose one of {', '.join(names)}" if names else f"{parent} has no settings"
     is_short = parent == "workload" and near and not difflib.get_close_matches(name, near)
@@ -187,20 +189,20 @@ def explain_unknown_key(key: str, known: Iterable[str]) -> str:
 
 def _list_near(name: str, names: Iterable[str]) -> list[str]:
     """List the most similar name, or else names whose words have these initials: `lr`, `learning_rate`."""
-    known = list(names)
-    initials = [key for key in known if "".join(word[:1] for word in key.split("_")) == name]
-    return difflib.get_close_matches(name, known, n=1) or initials
+    candidates = list(names)
+    initials = [key for key in candidates if "".join(word[:1] for word in key.split("_")) == name]
+    return difflib.get_close_matches(name, candidates, n=1) or initials
 
 
-def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
+def explain_unknown_keys(node: Any, prefix: str = "") -> Iterator[str]:
     """Explain each key of a typed configuration that its schema lacks, such as a key that `+KEY` added."""
     if dataclasses.is_dataclass(node):
-        known = [field.name for field in dataclasses.fields(node)]
-        yield from (explain_unknown_key(f"{where}{key}", known) for key in vars(node) if key not in known)
+        field_names = [field.name for field in dataclasses.fields(node)]
+        yield from (explain_unknown_key(f"{prefix}{key}", field_names) for key in vars(node) if key not in field_names)
         node = vars(node)
     if isinstance(node, dict):
         for key, value in node.items():
-            yield from explain_unknown_keys(value, f"{where}{key}.")
+            yield from explain_unknown_keys(value, f"{prefix}{key}.")
 
 
 def _explain_unknown(key: str, parent: Any) -> str:
@@ -208,22 +210,22 @@ def _explain_unknown(key: str, parent: Any) -> str:
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:
         return f"{key} does not exist; add it with +{key}=VALUE"
-    known = [str(name) for name in parent if name != "_target_"]
+    keys = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
-    if _list_near(name, known):
-        return explain_unknown_key(key, known)
-    if "metric_pattern" in known:
+    if _list_near(name, keys):
+        return explain_unknown_key(key, keys)
+    if "metric_pattern" in keys:
         return f"{key} is not a setting of scripts; write {group}.flags.{name}=VALUE to pass --{name} VALUE"
     if choices := [choice for choice in list_choices(group) if name in option_loader.list_keys(group, choice)]:
-        chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
+        selected = OmegaConf.select(parent, "name", throw_on_missing=False)
         if choices == ["script"] and any(word.startswith("mix=") for word in sys.argv):
             return f"{key} has no effect with a mix; {user_command.KEYS_OF_A_MIX}"
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
-        current = f"{group}={chosen}" if chosen else f"this {group}"
+        current = f"{group}={selected}" if selected else f"this {group}"
         return f"{key} does not exist in {current}; add {group}={' or '.join(some)}"
-    if elsewhere := list(_list_keys_named(name, parent._get_root())):
-        return f"{key} does not exist; did you mean {' or '.join(elsewhere)}?"
-    return explain_unknown_key(key, known)
+    if other_keys := list(_list_keys_named(name, parent._get_root())):
+        return f"{key} does not exist; did you mean {' or '.join(other_keys)}?"
+    return explain_unknown_key(key, keys)
 
 
 def _list_keys_named(name: str, root: Any) -> Iterator[str]:

@@ -82,20 +82,20 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
 
 
 def _refuse_no_workloads(config: Config) -> None:
-    for where, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
+    for key, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
         if not dataclasses.is_dataclass(node):
-            choice = "workload" if where == "workload" else f"+workload@{where}"
+            choice = "workload" if key == "workload" else f"+workload@{key}"
             raise ConfigError(
-                f"{where} has no schema; choose {choice}=NAME, or begin its YAML with "
+                f"{key} has no schema; choose {choice}=NAME, or begin its YAML with "
                 "`defaults: [/schema/workload@_here_, _self_]` (docs/your_own_workload.md)"
             )
 
 
-def _refuse_other_kinds(node: Any, where: str = "") -> None:
+def _refuse_other_kinds(node: Any, prefix: str = "") -> None:
     """Refuse an interpolated scalar for a list or a map: OmegaConf does not check types after interpolation."""
     kinds = _lists_and_maps(node.__class__)
     for key, value in vars(node).items():
-        place = f"{where}{key}"
+        place = f"{prefix}{key}"
         if value is not None and not isinstance(value, kinds.get(key, object)):
             raise ConfigError(f"{place}={value} must be {'a list' if kinds[key] is list else 'a map'}")
         parts = (
@@ -116,13 +116,13 @@ def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
     return kinds
 
 
-def _node(where: str, node: Any, **defaults: object) -> Any:
+def _node(node_key: str, node: Any, **defaults: object) -> Any:
     """Convert a map to an object with these defaults; return a node of the schema unchanged."""
     if not isinstance(node, dict):
         return node
     values = {"_target_": MISSING, **defaults, **node}
     if lacking := [key for key, value in values.items() if value == MISSING]:
-        raise ConfigError(f"{where}.{lacking[0]} is missing; set {where}.{lacking[0]}=VALUE")
+        raise ConfigError(f"{node_key}.{lacking[0]} is missing; set {node_key}.{lacking[0]}=VALUE")
     return _node_class(tuple(values))(**values)
 
 

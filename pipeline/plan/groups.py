@@ -52,18 +52,18 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     sweep (`is_sweep`), groups of one job get them too.
     """
     measured, loads = job_entries.split_loads(config)
-    beside = job_entries.list_co_runners(config) + loads
+    co_runner_entries = job_entries.list_co_runners(config) + loads
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
     # A dry run on a simulated GPU shows the plan for the real GPU, although simulated jobs run on the CPU.
     checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
     complete: dict[int, WorkloadConfig] = {}  # copies of a workload are one object
-    for _, workload in (*measured, *beside):
+    for _, workload in (*measured, *co_runner_entries):
         if id(workload) not in complete:
             complete[id(workload)] = planned = workload.complete()
             planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     unfitted = _choose_window(config, workloads)
-    window = _fit_window(unfitted, [workload for _, workload in (*measured, *beside)])
-    _refuse_unlogged(workloads, beside)
+    window = _fit_window(unfitted, [workload for _, workload in (*measured, *co_runner_entries)])
+    _refuse_unlogged(workloads, co_runner_entries)
 
     def make_jobs(entries: job_entries.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
         unique = {id(workload) for _, workload in entries}
@@ -74,40 +74,42 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         )
 
     jobs = make_jobs(measured, window)
-    co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
-    together = _make_group(config, device, window, jobs + co_runners)
+    co_runners = make_jobs(co_runner_entries, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
+    shared_group = _make_group(config, device, window, jobs + co_runners)
     if config.window.kind is WindowKind.INTERLEAVED and (reason := _explain_separate(config, workloads)):
         notes.append(f"{reason}; the group is measured in a separate launch ({window.text})")
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
-    notes += _list_notes(together, inventory, is_other_window=is_other_window)
-    in_turn = _make_serial(together, jobs)
+    notes += _list_notes(shared_group, inventory, is_other_window=is_other_window)
+    in_turn = _make_serial(shared_group, jobs)
     distinct: dict[str, tuple[Job, Window]] = {}
     for job, workload in zip(jobs, workloads, strict=True):
         distinct.setdefault(job.workload.digest, (job, _fit_window(unfitted, [workload])))
     alone = [
-        _make_serial(dataclasses.replace(together, window=own_window), (dataclasses.replace(job, index=0),))
+        _make_serial(dataclasses.replace(shared_group, window=own_window), (dataclasses.replace(job, index=0),))
         for job, own_window in distinct.values()
     ]
     load_programs = [workload for _, workload in loads]
     steady = _fit_window(_choose_window(config, load_programs), load_programs) if loads else window
     loads_alone = [
-        _make_serial(dataclasses.replace(together, window=steady), (dataclasses.replace(job, index=0),))
+        _make_serial(dataclasses.replace(shared_group, window=steady), (dataclasses.replace(job, index=0),))
         for job in make_jobs(loads, steady)
     ]
     if config.scenario.sequential:
         # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]
     elif config.baseline is Baseline.always or (
-        config.baseline is Baseline.auto and (is_sweep or len(together.jobs) > 1)
+        config.baseline is Baseline.auto and (is_sweep or len(shared_group.jobs) > 1)
     ):
         # With fixed work, the total time of a mix is a result, so its jobs are measured one after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         # In a shared launch, one naive job would be measured in the same slices as the baseline.
-        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and len(together.jobs) == 1
-        groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone), *loads_alone]
+        is_baseline = (
+            window.kind is WindowKind.INTERLEAVED and shared_group.scenario == "naive" and len(shared_group.jobs) == 1
+        )
+        groups = [*([] if is_baseline else [shared_group]), *([in_turn] if is_total_measured else alone), *loads_alone]
     else:
-        groups = [together]
+        groups = [shared_group]
     return [_add_digests(group, inventory) for group in groups]
 
 
@@ -133,8 +135,8 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             yield f"{names} cannot be stopped: the group is measured while all jobs log their rates"
         else:
             epochs = f"; {stoppable}: window.epochs" if stoppable else ""
-            how = f"the group is measured from start to end, with start-up (window=work{epochs})"
-            yield f"{names} cannot be stopped: {how}"
+            consequence = f"the group is measured from start to end, with start-up (window=work{epochs})"
+            yield f"{names} cannot be stopped: {consequence}"
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
             yield f"{to_build}; the digests of its groups are known after the build"
@@ -193,14 +195,14 @@ def _fit_window(window: Window, workloads: Sequence[WorkloadConfig]) -> Window:
     return max((workload.fit_window(window) for workload in workloads), key=lambda fitted: fitted.seconds)
 
 
-def _refuse_unlogged(workloads: Sequence[WorkloadConfig], beside: job_entries.Entries) -> None:
+def _refuse_unlogged(workloads: Sequence[WorkloadConfig], co_runner_entries: job_entries.Entries) -> None:
     """Refuse a program whose speed in the turns of a co-runner is unknown.
 
     Raises:
         ConfigError: a program cannot be stopped and logs no rate, and a co-runner takes turns.
     """
     unlogged = [w.name for w in workloads if w.ends_by_itself and not w.rate_source().is_logged]
-    for size, load in beside:
+    for size, load in co_runner_entries:
         if unlogged and load.takes_turns:
             raise ConfigError(
                 f"{unlogged[0]} logs no rate, so its speed in the turns of {load.name} is unknown; set "

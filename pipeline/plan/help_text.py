@@ -88,12 +88,12 @@ def format_overview() -> str:
     defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     folders = [path for folder in config_folders() if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
     groups_there = sorted({path.name for path in folders} - _NOT_SHOWN)
-    known = {name.lstrip("+"): name for name in _GROUPS}
-    shown = [*_GROUPS, *(name for name in groups_there if name not in known)]
+    described_groups = {name.lstrip("+"): name for name in _GROUPS}
+    shown = [*_GROUPS, *(name for name in groups_there if name not in described_groups)]
     groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in groups_there)
-    lines = [(entry_points.spell(*words), about) for words, about in _EXAMPLES]
+    lines = [(entry_points.spell(*words), description) for words, description in _EXAMPLES]
     width = max(len(command) for command, _ in lines)
-    examples = "\n".join(f"  {command:<{width}}  {about}" for command, about in lines)
+    examples = "\n".join(f"  {command:<{width}}  {description}" for command, description in lines)
     return f"{_HEAD.format(run=entry_points.spell('run'), examples=examples)}{groups}\n{_KEYS_OF_MANY}"
 
 

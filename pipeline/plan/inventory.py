@@ -63,8 +63,8 @@ class Inventory:
         except ConfigError as error:
             if spec not in self.may_lack:
                 raise
-            why = " ".join(str(error).split())
-            return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=why)
+            reason = " ".join(str(error).split())
+            return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=reason)
 
     def device_of(self, gpu: GpuConfig) -> Device:
         return self.devices[_select_gpu(gpu)]
@@ -121,8 +121,10 @@ def take_inventory(
             scripts[module] = read_code(file, PROJECT_DIR)
         if needs_data:
             workload.complete().refuse_missing_data()
-    needed = {choose_environment(config, workload) for config, workload in workloads if not workload.may_lack_packages}
-    may_lack = frozenset(interpreters.keys() - needed)
+    required = {
+        choose_environment(config, workload) for config, workload in workloads if not workload.may_lack_packages
+    }
+    may_lack = frozenset(interpreters.keys() - required)
     environ = {name: value for name, value in os.environ.items() if SPEED_VARIABLES.match(name)}
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, environ=environ, may_lack=may_lack)
 
@@ -140,8 +142,8 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
         package, place = module.partition(".")[0], Path(*module.split("."))
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
         if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
-            what = "is a package without __main__.py" if place.is_dir() else f"is not a module in {Path.cwd()}"
-            raise ConfigError(f"python -m {module}: {module} {what}; check the name and the working directory")
+            problem = "is a package without __main__.py" if place.is_dir() else f"is not a module in {Path.cwd()}"
+            raise ConfigError(f"python -m {module}: {module} {problem}; check the name and the working directory")
 
 
 def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:

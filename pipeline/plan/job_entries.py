@@ -239,8 +239,8 @@ def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping
             try:
                 OmegaConf.update(small, key, OmegaConf.select(node, key))
             except OmegaConfBaseException as error:
-                known = [str(name) for name in small]
-                raise ConfigError(command_line.explain_unknown_key(f"{place}.{key}", known)) from error
+                keys = [str(name) for name in small]
+                raise ConfigError(command_line.explain_unknown_key(f"{place}.{key}", keys)) from error
         OmegaConf.update(config, place, option_loader.open_maps(small), merge=False, force_add=True)
 
 

@@ -194,13 +194,13 @@ def _block_schema() -> Schema:
     properties: Schema = {name: {"examples": list_choices(name)} for name in _groups()}
     patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": list_choices("workload")}}
     for key, node in _flattened(_study_properties(), ""):
-        about = {"description": node["description"]} if "description" in node else {}
+        annotation = {"description": node["description"]} if "description" in node else {}
         if "NAME" in key:
-            patterns[_pattern(key)] = about
+            patterns[_pattern(key)] = annotation
         else:
-            properties[key] = about | properties.get(key, {})
+            properties[key] = annotation | properties.get(key, {})
         if node.get("type") == "object":  # a map
-            patterns[_pattern(f"{key}.NAME")] = about
+            patterns[_pattern(f"{key}.NAME")] = annotation
     return {**_object(properties), "patternProperties": patterns}
 
 

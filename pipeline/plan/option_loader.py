@@ -91,8 +91,8 @@ def load(name: str) -> type[WorkloadConfig]:
     options = factory.find(name, f"/schema/{name}")
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         raise ConfigError(f"/schema/{name} is not a dataclass; name an option class as MODULE.CLASS")
-    if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
-        raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename this option")
+    if reserved := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
+        raise ConfigError(f"/schema/{name} has an option with the reserved name {reserved[0]}; rename this option")
     if old := next((old for old in ("unit", "derive_unit") if hasattr(options, old)), None):
         new = old.replace("unit", "work_unit")
         raise ConfigError(f"/schema/{name}: {old} was renamed; write {new}")
@@ -153,14 +153,14 @@ def _refuse_declarations(
 ) -> None:
     """Raise `ConfigError` for the first option of a class whose declaration is wrong."""
     for field in dataclasses.fields(options):
-        if (wrong := explain(field, hints[field.name])) is not None:
-            raise ConfigError(f"/schema/{name}: {field.name}: {wrong}; correct it")
+        if (mistake := explain(field, hints[field.name])) is not None:
+            raise ConfigError(f"/schema/{name}: {field.name}: {mistake}; correct it")
 
 
 def _explain_refused_default(option: dataclasses.Field[Any], _: Any) -> str | None:
     default = option_values.read_default(option)
-    wrong = None if default is dataclasses.MISSING else option_values.explain_wrong(option, default)
-    return None if wrong is None else f"the default {wrong.removeprefix(f'{option.name}=')}"
+    mistake = None if default is dataclasses.MISSING else option_values.explain_wrong(option, default)
+    return None if mistake is None else f"the default {mistake.removeprefix(f'{option.name}=')}"
 
 
 def __getattr__(name: str) -> type[Any]:

@@ -72,8 +72,8 @@ def explain_wrong(option: dataclasses.Field[Any], setting: Any) -> str | None:
         if least is not None and not math.isfinite(value):
             return f"{option.name}={value} must be finite"
         if choices and value not in choices:
-            known = ", ".join(f"{choice:g}" if isinstance(choice, float) else str(choice) for choice in choices)
-            return f"{option.name}={value} must be one of {known}"
+            listing = ", ".join(f"{choice:g}" if isinstance(choice, float) else str(choice) for choice in choices)
+            return f"{option.name}={value} must be one of {listing}"
     return None
 
 
@@ -114,8 +114,8 @@ def _explain_wrong_limits(least: Any, choices: Any, hint: Any) -> str | None:
     if not isinstance(choices, tuple | list):
         return f"choices={choices!r} must be a tuple, such as ('a', 'b')"
     accepted = (int, float) if kind is float else kind
-    wrong = [choice for choice in choices if kind is not None and not isinstance(choice, accepted)]
-    return f"choices has {wrong[0]!r}, which must be {_spell_type(kind)}" if wrong else None
+    invalid_choices = [choice for choice in choices if kind is not None and not isinstance(choice, accepted)]
+    return f"choices has {invalid_choices[0]!r}, which must be {_spell_type(kind)}" if invalid_choices else None
 
 
 def _find_kind(hint: Any) -> Any:

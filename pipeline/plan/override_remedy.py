@@ -43,10 +43,10 @@ def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseE
     choices = list_choices(name)
     if choices and name not in _SEVERAL_CHOICES:
         return f"{shown} does not exist; choose one of {', '.join(choices)}"
-    proposals = [(what, word) for what, meant, word in _list_readings(key, value) if may_take(name, meant)]
+    proposals = [(action, word) for action, structure, word in _list_readings(key, value) if may_take(name, structure)]
     if not proposals:
         return _explain_type(shown, name, value, why_refused)
-    return f"{shown} cannot be read; {_join([f'{what} {word}' for what, word in proposals])}"
+    return f"{shown} cannot be read; {_join([f'{action} {word}' for action, word in proposals])}"
 
 
 def explain_several(override: str) -> str:
@@ -137,8 +137,8 @@ def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str,
 def _list_readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
     parts = _split(value)
     if (structure := _read_structure(value)) is not None:
-        what = "write the map as" if isinstance(structure, dict) else "write the list as"
-        yield what, structure, quote(f"{key}={override_values.format_override(structure)}")
+        action = "write the map as" if isinstance(structure, dict) else "write the list as"
+        yield action, structure, quote(f"{key}={override_values.format_override(structure)}")
     elif len(parts) > 1:
         yield "write the list as", parts, quote(f"{key}={override_values.format_override(parts)}")
     text = user_command.escape_interpolations(value[1:-1] if re.fullmatch(r"([\"']).*\1", value, re.DOTALL) else value)

@@ -129,21 +129,23 @@ def read_blocks(config: DictConfig) -> list[dict[str, Any]]:
         raise ConfigError("blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'")
     name = OmegaConf.select(config, "hydra.runtime.choices.experiment")
     typed = OmegaConf.select(config, "hydra.overrides.task") or []
-    where = f"experiment/{name}.yaml: " if name and not any(user_command.sets(word, [BLOCKS]) for word in typed) else ""
+    source = (
+        f"experiment/{name}.yaml: " if name and not any(user_command.sets(word, [BLOCKS]) for word in typed) else ""
+    )
     for index, block in enumerate(blocks):
-        refuse_mistakes(block, f"{where}{BLOCKS}[{index}]", config)
+        refuse_mistakes(block, f"{source}{BLOCKS}[{index}]", config)
     return blocks
 
 
-def refuse_mistakes(grid: Mapping[Any, Any], where: str, config: DictConfig) -> None:
+def refuse_mistakes(grid: Mapping[Any, Any], place: str, config: DictConfig) -> None:
     """Raise `ConfigError` for a grid with a wrong key, or with a list for a key that accepts none.
 
     A list is one value. Of `degree: 2,3` without quotes, YAML makes a key 3 without a value.
     """
-    _refuse_keys(grid, where, config)
+    _refuse_keys(grid, place, config)
     for key, value in grid.items():
         if isinstance(value, list) and not override_remedy.may_take(user_command.place_of(key), value):
-            raise ConfigError(f"{where}: {key} does not accept a list; write {_spell_values(key, value)}")
+            raise ConfigError(f"{place}: {key} does not accept a list; write {_spell_values(key, value)}")
 
 
 def lacks_header(file: str) -> bool:
@@ -159,21 +161,21 @@ def explain_missing_header(file: str) -> str:
     return f"{file}.yaml must begin with the line {_HEADER}"
 
 
-def _refuse_keys(grid: Mapping[Any, Any], where: str, config: DictConfig) -> None:
+def _refuse_keys(grid: Mapping[Any, Any], place: str, config: DictConfig) -> None:
     names = list(grid)
-    wrong = [not isinstance(name, str) or (grid[name] is None and not _is_key(name, config)) for name in names]
-    if not any(wrong):
+    are_invalid = [not isinstance(name, str) or (grid[name] is None and not _is_key(name, config)) for name in names]
+    if not any(are_invalid):
         return
-    first = wrong.index(True)
-    last = wrong.index(False, first) if False in wrong[first:] else len(names)
+    first = are_invalid.index(True)
+    last = are_invalid.index(False, first) if False in are_invalid[first:] else len(names)
     name = _spell(names[first])
     if first == 0 or grid[names[first]] is not None:
-        raise ConfigError(f"{where}: {name} is not a key; write KEY: VALUE")
+        raise ConfigError(f"{place}: {name} is not a key; write KEY: VALUE")
     before = names[first - 1]
     values = [grid[before], *names[first:last]]
     if override_remedy.is_known_to_take(user_command.place_of(before), values):
-        raise ConfigError(f"{where}: {name} is not a key; write a list as {before}: [{','.join(map(_spell, values))}]")
-    raise ConfigError(f"{where}: {name} is not a key; quote several values: {_spell_values(before, values)}")
+        raise ConfigError(f"{place}: {name} is not a key; write a list as {before}: [{','.join(map(_spell, values))}]")
+    raise ConfigError(f"{place}: {name} is not a key; quote several values: {_spell_values(before, values)}")
 
 
 def _is_key(name: str, config: DictConfig) -> bool:

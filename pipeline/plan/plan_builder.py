@@ -63,8 +63,8 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
             launches = join_cases(launches)
         ordered += chain.from_iterable(launches)
     by_case = first.shard_of is ShardOf.case
-    chosen = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
-    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))
+    selected = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
+    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(selected, start=1))
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,
@@ -82,10 +82,10 @@ def cut_plan(plan: Plan, num_blocks: int) -> Plan:
 
 
 def _identify(groups: Sequence[Group]) -> dict[str, Any]:
-    how = ["by case"] if any(group.case for group in groups) else []
+    order = ["by case"] if any(group.case for group in groups) else []
     return {
-        "digest": make_digest([group.digest for group in groups], *how),
-        "any_gpu_digest": make_digest([group.any_gpu_digest for group in groups], *how),
+        "digest": make_digest([group.digest for group in groups], *order),
+        "any_gpu_digest": make_digest([group.any_gpu_digest for group in groups], *order),
         "shard_sizes": tuple(len(members) for members in shards.group_by_shard(groups).values()),
     }
 
@@ -105,18 +105,18 @@ def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[G
     """
     if names is None:
         return list(groups)
-    known = list(dict.fromkeys(group.name for group in groups))
+    available = list(dict.fromkeys(group.name for group in groups))
     if not names:
-        raise ConfigError(f"only=[] names no group; add a name, as in only=[{known[0]}]")
+        raise ConfigError(f"only=[] names no group; add a name, as in only=[{available[0]}]")
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+        if name not in available:
+            near = difflib.get_close_matches(name, available, n=3, cutoff=0.3) or available[:3]
             raise ConfigError(f"only={name} is not a group of the plan; choose a group, such as {', '.join(near)}")
-    chosen = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
+    selected = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
         workloads = _list_digests(group)  # of one job alone or several in turn
-        alike = [jobs for jobs, settings in chosen if settings == group.shared_settings]
+        alike = [jobs for jobs, settings in selected if settings == group.shared_settings]
         return group.sequential and any(
             workloads == jobs or (len(workloads) == 1 and workloads[0] in jobs) for jobs in alike
         )
@@ -128,10 +128,10 @@ def _list_digests(group: Group) -> tuple[str, ...]:
     return tuple(job.workload.digest for job in group.measured)
 
 
-def _refuse_same_digest(group: Group, again: Group) -> None:
+def _refuse_same_digest(group: Group, duplicate: Group) -> None:
     words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's path", "sharing": "a program's path"}
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
-    if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
+    if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(duplicate, name)]:
         raise ConfigError(
             "two combinations of the sweep have the same digest, because they differ only in "
             f"{' and '.join(differing)} (group {name_groups([group])[0].name}); run two studies, each with its own "

@@ -28,8 +28,8 @@ def format_plan(plan: Plan) -> str:
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         shard = f"shard {group.shard}  " if group.case else ""
-        what = f"{group.number:5d}  block {group.block}  {shard}{name:{width}s}  {group.window.text:28s}"
-        lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
+        columns = f"{group.number:5d}  block {group.block}  {shard}{name:{width}s}  {group.window.text:28s}"
+        lines.append(f"{columns}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *list_notes(plan), *list_commands(plan)])
 
 

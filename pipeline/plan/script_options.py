@@ -107,8 +107,8 @@ class ScriptConfig(WorkloadConfig):
 
     def window_notes(self, window: Window) -> list[str]:
         """Note arguments after the two dashes that were probably meant for the study."""
-        meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
-        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in meant]
+        study_words = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
+        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in study_words]
 
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
@@ -167,7 +167,7 @@ def find_obstacle(script: str, args: Iterable[str], *, is_on_gpu: bool, reads_ou
     command = " ".join(word for option, word in pairs if " " not in word or re.fullmatch(r"-\w*c", option))
     text = "\n".join([command, *map(_read_shell_script, words), ""])
     obstacles = (_ON_GPU if is_on_gpu else {}) | (_IN_OUTPUT if reads_output else {})
-    return next((why for pattern, why in obstacles.items() if re.search(pattern, text, re.DOTALL)), None)
+    return next((reason for pattern, reason in obstacles.items() if re.search(pattern, text, re.DOTALL)), None)
 
 
 def _read_shell_script(word: str) -> str:

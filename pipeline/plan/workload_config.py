@@ -284,14 +284,14 @@ class WorkloadConfig:
         """Return the flags that are not null, by name; the name of a nested flag is `optimizer.lr`."""
         return dict(self._flattened(self.flags, ""))
 
-    def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    def _flattened(self, flags: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for key, value in flags.items():
             if not key or key.startswith("-"):
-                raise self._refused(f"flags.{where}{key} is not the name of a flag; write the name without dashes")
+                raise self._refused(f"flags.{prefix}{key} is not the name of a flag; write the name without dashes")
             if isinstance(value, Mapping):
-                yield from self._flattened(value, f"{where}{key}.")
+                yield from self._flattened(value, f"{prefix}{key}.")
             elif value is not None:
-                yield f"{where}{key}", value
+                yield f"{prefix}{key}", value
 
     def argument_words(self) -> list[str]:
         """Return the words of `args`."""
@@ -345,8 +345,8 @@ class WorkloadConfig:
     def refuse_values(self, source: str = "") -> None:
         """Raise `ConfigError` for a value that its option does not accept; the message begins with `source`."""
         for field in self.option_fields():
-            if (wrong := option_values.explain_wrong(field, getattr(self, field.name))) is not None:
-                raise self._refused(f"{source}{wrong}")
+            if (mistake := option_values.explain_wrong(field, getattr(self, field.name))) is not None:
+                raise self._refused(f"{source}{mistake}")
 
     @contextmanager
     def hook(self, name: str) -> Iterator[None]:
@@ -362,11 +362,11 @@ class WorkloadConfig:
             if code is None:
                 raise self._refused(f"{name} must be a method; define it with def") from error
             file = code.co_filename
-            where = errors.locate(error, file) or f"{Path(file).name}:{code.co_firstlineno}"
-            raise self._refused(f"{name} failed: {type(error).__name__}: {error} ({where})") from error
+            location = errors.locate(error, file) or f"{Path(file).name}:{code.co_firstlineno}"
+            raise self._refused(f"{name} failed: {type(error).__name__}: {error} ({location})") from error
 
-    def _refused(self, why: str) -> ConfigError:
-        return ConfigError(f"workload {self.name}: {why}")
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(f"workload {self.name}: {reason}")
 
 
 def _word(value: object) -> str:
@@ -390,10 +390,10 @@ def _list_window_notes(service: Any, window: Window) -> list[str]:
         return []  # the number of requests is unknown if clients wait for answers
     percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
     if percentile is not None and count < service_figures.min_requests(percentile):
-        needed = service_figures.min_requests(percentile)
+        num_required = service_figures.min_requests(percentile)
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {needed:,} requests, but the window holds only {held}; "
-            f"{_suggest_window(rate_per_s, window, needed)}"
+            f"objective_percentile={percentile:g} needs {num_required:,} requests, but the window holds only {held}; "
+            f"{_suggest_window(rate_per_s, window, num_required)}"
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)

@@ -35,24 +35,24 @@ class Part:
     Attributes:
         request: study with the settings for these GPUs.
         waiting: numbers of the shards that are not assigned.
-        begun: UUID of the GPU that already has rows of a shard, by shard number; these rows are reused on this GPU.
+        gpu_by_shard: UUID of the GPU that already has rows of a shard, by shard number; it reuses these rows.
         took_s: durations of the finished shards.
     """
 
     request: StudyRequest
     devices: Sequence[Device]
     waiting: deque[int]
-    begun: Mapping[int, str] = field(default_factory=dict)
+    gpu_by_shard: Mapping[int, str] = field(default_factory=dict)
     took_s: list[float] = field(default_factory=list)
 
     def sort_devices(self) -> list[Device]:
         """Return the GPUs, beginning with those that have rows of a waiting shard."""
-        begun = {self.begun.get(shard) for shard in self.waiting}
-        return sorted(self.devices, key=lambda device: device.uuid not in begun)
+        started_uuids = {self.gpu_by_shard.get(shard) for shard in self.waiting}
+        return sorted(self.devices, key=lambda device: device.uuid not in started_uuids)
 
     def take(self, device: Device) -> int:
         """Choose a shard for a GPU: first one that it has begun, then one that no GPU has begun, then any."""
-        shard = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
+        shard = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.gpu_by_shard.get(shard), 2))
         self.waiting.remove(shard)
         return shard
 

@@ -36,9 +36,9 @@ _REPEATS = 100  # enough for the other GPUs to work until they are stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """The plan and remaining shards of the study for one number of other busy GPUs (`beside`)."""
+    """The plan and remaining shards of the study for one number of other busy GPUs (`num_other_gpus`)."""
 
-    beside: int
+    num_other_gpus: int
     plan: Plan
     plan_file: str
     numbers: Sequence[int]
@@ -54,7 +54,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         )
     refuse_taken_ports(request, devices)
     company = (0, len(devices) - 1)
-    planned = [_make_leg(request, devices[0], beside) for beside in company]
+    planned = [_make_leg(request, devices[0], num_other_gpus) for num_other_gpus in company]
     request.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
     refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "remove hydra/launcher")
     if request.config.dry_run:
@@ -73,13 +73,13 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     return fleet.compute_exit_status(is_whole=is_whole)
 
 
-def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
+def _make_leg(request: StudyRequest, device: Device, num_other_gpus: int) -> tuple[Leg, Inventory]:
     plan_file = worker_command.name_plan_file(request.root)
     for config in request.configs:
-        config.gpu.device, config.gpu.other_gpus, config.plan_file = device.uuid, beside, plan_file
+        config.gpu.device, config.gpu.other_gpus, config.plan_file = device.uuid, num_other_gpus, plan_file
     inventory, plan = plans.make_plan(request)
     return Leg(
-        beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
+        num_other_gpus=num_other_gpus, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
     ), inventory
 
 
@@ -113,11 +113,11 @@ class PairedFleet(Fleet):
         if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
             with interrupts.hold_interrupts():
                 self.step = self.steps.popleft()
-                for device in self.others[: self.step[1].beside]:
+                for device in self.others[: self.step[1].num_other_gpus]:
                     decided = {
                         "tracking.experiment": self._experiment,
                         "repeats": _REPEATS,
-                        "gpu.other_gpus": self.step[1].beside,
+                        "gpu.other_gpus": self.step[1].num_other_gpus,
                         "resume": Resume.NO,
                         "time_limit_s": None,
                         "plan_file": None,
@@ -129,12 +129,12 @@ class PairedFleet(Fleet):
         if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.company):
             number, leg = self.step
             with interrupts.hold_interrupts():
-                measuring = self.worker_of.get(leg.beside)
+                measuring = self.worker_of.get(leg.num_other_gpus)
                 if measuring is None or not measuring.takes_shards:
-                    decided = {"gpu.other_gpus": str(leg.beside), "plan_file": leg.plan_file}
+                    decided = {"gpu.other_gpus": str(leg.num_other_gpus), "plan_file": leg.plan_file}
                     measuring = self.start(self.measured_on, decided | self.decide_limits(), selector)
-                self.measured = self.worker_of[leg.beside] = measuring
-                measuring.give(f"shard {number} {'in company' if leg.beside else 'alone'}", number)
+                self.measured = self.worker_of[leg.num_other_gpus] = measuring
+                measuring.give(f"shard {number} {'in company' if leg.num_other_gpus else 'alone'}", number)
         return self.measured is not None or bool(self.company)
 
     def handle_end(self, worker: WorkerProcess, status: int) -> None:

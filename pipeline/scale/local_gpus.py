@@ -42,8 +42,10 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
     num_shards = len(worker_command.make_plan(request, lambda _: devices[0]).shard_sizes)
-    beside = sum(min(len(members), num_shards) for members in by_model.values()) - 1
-    of_models = [_make_model_request(request, members[0], beside, len(by_model)) for members in by_model.values()]
+    num_other_gpus = sum(min(len(members), num_shards) for members in by_model.values()) - 1
+    of_models = [
+        _make_model_request(request, members[0], num_other_gpus, len(by_model)) for members in by_model.values()
+    ]
     plans_made = [plans.make_plan(study) for study in of_models]
     of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans_made, strict=True)]
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
@@ -53,10 +55,10 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
-        groups, known = stored_results.open_store(of_model, plan, inventory)
+        groups, stored_rows = stored_results.open_store(of_model, plan, inventory)
         waiting = deque(shards.group_by_shard(groups))
-        begun = {row.group.shard: row.gpu_uuid for row in known}
-        parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
+        gpu_by_shard = {row.group.shard: row.gpu_uuid for row in stored_rows}
+        parts.append(Part(request=of_model, devices=members, waiting=waiting, gpu_by_shard=gpu_by_shard))
         words.say(
             f"{format_count(len(waiting), 'shard')} of {len(shards.group_by_shard(plan.groups))} to run on "
             f"{_list_names(members)}"
@@ -75,14 +77,16 @@ def _list_names(devices: Sequence[Device]) -> str:
     return ", ".join(f"GPU {device.index}" for device in devices)
 
 
-def _make_model_request(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
-    """Return the study for the GPUs of one model, planned for the first; `beside` is the number of other busy GPUs."""
+def _make_model_request(request: StudyRequest, first: Device, num_other_gpus: int, num_models: int) -> StudyRequest:
+    """Return the study for the GPUs of one model, planned for the first; `num_other_gpus` counts other busy GPUs."""
     model = mig_table.find(first.name).name if first.is_simulated else None
     plan_file = worker_command.name_plan_file(request.root)
     configs = [
         dataclasses.replace(
             config,
-            gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, other_gpus=beside, models=num_models),
+            gpu=dataclasses.replace(
+                config.gpu, device=first.uuid, model=model, other_gpus=num_other_gpus, models=num_models
+            ),
             plan_file=plan_file,
         )
         for config in request.configs
@@ -148,21 +152,21 @@ def select_free(
     folder = Path(config.lock_dir)
     if not request.config.dry_run:
         plans.end_leftovers(request.root)  # else they would count as other users' programs
-    taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
-    model = next((device.name for device in asked_for if not taken[device]), "")
-    taken |= {
+    obstacles = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
+    model = next((device.name for device in asked_for if not obstacles[device]), "")
+    obstacles |= {
         device: f"its model is not {model}"
         for device in asked_for
-        if of_one_model and not taken[device] and device.name != model
+        if of_one_model and not obstacles[device] and device.name != model
     }
-    refusals = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
+    refusals = [f"GPU {device.index} ({device.uuid}): {obstacle}" for device, obstacle in obstacles.items() if obstacle]
     if refusals and (named or len(refusals) == len(asked_for)):
         raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(refusals)}")
     if request.simulated is None and not named:
         refusals += nvml.list_unusable().values()
     for reason in refusals:
         words.say(f"left out: {reason}")
-    return [device for device in asked_for if not taken[device]]
+    return [device for device in asked_for if not obstacles[device]]
 
 
 def _parse_devices(devices_option: Any) -> list[str]:

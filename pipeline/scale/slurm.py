@@ -114,9 +114,9 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
         for gpu in gres
     }
     if request.config.dry_run:
-        what = request.config.shard_of.name
+        shard_kind = request.config.shard_of.name
         for script in scripts.values():
-            sys.stdout.write(f"{mask_text(script)}{format_count(len(shards), 'shard')}, a {what} each; ")
+            sys.stdout.write(f"{mask_text(script)}{format_count(len(shards), 'shard')}, a {shard_kind} each; ")
             sys.stdout.write("each task is planned on its node\n")
         return 0
     assert request.sender is not None
@@ -131,8 +131,10 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
             except ConfigError as error:
                 if not jobs:
                     raise
-                how = "could not be cancelled" if _run_slurm("scancel", *jobs).status else "was cancelled"
-                raise ConfigError(f"{error}; job array {', '.join(jobs)}, which was submitted before, {how}") from error
+                outcome = "could not be cancelled" if _run_slurm("scancel", *jobs).status else "was cancelled"
+                raise ConfigError(
+                    f"{error}; job array {', '.join(jobs)}, which was submitted before, {outcome}"
+                ) from error
             jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
                 f"submitted {format_count(len(shards), 'shard')} of {num_shards} as job array {job}"
@@ -319,7 +321,7 @@ def _run_slurm(*argv: str) -> Completed:
 
 def _wait(jobs: Mapping[str, str]) -> None:
     """Report changes of the tasks' states until no task of these arrays is in the queue."""
-    known: dict[str, str | None] = {}
+    last_states: dict[str, str | None] = {}
     is_silent = False
     while True:
         try:
@@ -331,10 +333,10 @@ def _wait(jobs: Mapping[str, str]) -> None:
             time.sleep(_POLL_S)
             continue
         is_silent = False
-        for task in sorted(known.keys() | states.keys(), key=_parse_task):
+        for task in sorted(last_states.keys() | states.keys(), key=_parse_task):
             state = states.get(task)
-            if task not in known or known[task] != state:
-                known[task] = state
+            if task not in last_states or last_states[task] != state:
+                last_states[task] = state
                 job, shard = _parse_task(task)
                 name, _, reason = state.partition(" ") if state else ("left the queue", "", "")
                 words.say(f"{jobs[str(job)]}shard {shard} | {': '.join(filter(None, (name.lower(), reason)))}")
@@ -370,13 +372,13 @@ def _select_shards(request: StudyRequest, uri: str, plan: Plan, num_models: int)
     return [number for number in numbers if number not in done and number not in queued], len(queued)
 
 
-def _find_done(begun: Overview, num_models: int) -> set[int]:
+def _find_done(overview: Overview, num_models: int) -> set[int]:
     """Return the shards that are complete on every requested GPU model; a shard with skipped groups is not."""
-    if begun.num_models < num_models:
+    if overview.num_models < num_models:
         return set()
-    unfinished = {shard.number for shard in begun.shards if shard.state != DONE or Result.SKIPPED in shard.results}
+    unfinished = {shard.number for shard in overview.shards if shard.state != DONE or Result.SKIPPED in shard.results}
     # It is unknown which gres had which model, so a shard that one model lacks is submitted for all models.
-    return {shard.number for shard in begun.shards} - unfinished
+    return {shard.number for shard in overview.shards} - unfinished
 
 
 def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:

@@ -70,9 +70,9 @@ def bind_children(cpus: frozenset[int]) -> Iterator[None]:
 def _read_near_cpus(device: Device) -> frozenset[int]:
     """Return the CPUs of a GPU's NUMA node; empty if Linux does not report them."""
     bus_id = (device.facts.pci_bus_id or "").lower()
-    domain, colon, rest = bus_id.partition(":")
+    domain, colon, slot = bus_id.partition(":")
     try:
-        return parse_cpus((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
+        return parse_cpus((_PCI_DEVICES / f"{domain[-4:]}{colon}{slot}" / "local_cpulist").read_text())
     except OSError:
         return frozenset()
 
@@ -149,9 +149,9 @@ class WorkerProcess:
     def has_ended(self) -> bool:
         return all(output.closed for output in self.outputs)
 
-    def give(self, what: str, shard: int = 0) -> None:
+    def give(self, task: str, shard: int = 0) -> None:
         """Send a shard, or the whole study without a number, to the worker."""
-        self.what, self.shard, self.is_busy, self.begin_s = what, shard, True, time.monotonic()
+        self.what, self.shard, self.is_busy, self.begin_s = task, shard, True, time.monotonic()
         with suppress(OSError):  # the worker has exited; `listen` reports this
             self._requests.write(f"{shard or ''}\n".encode())
 
@@ -186,12 +186,12 @@ class WorkerProcess:
         text = self._pending.pop(output, b"")
         while data := output.read(1 << 16):
             text += data
-        *lines, rest = text.split(b"\n")
+        *lines, partial_line = text.split(b"\n")
         if data is None:
-            self._pending[output] = rest
+            self._pending[output] = partial_line
         else:
             output.close()
-            lines.append(rest)
+            lines.append(partial_line)
         return filter(None, lines)
 
     def _relay(self, lines: Iterable[bytes]) -> None:

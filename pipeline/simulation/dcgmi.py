@@ -104,11 +104,11 @@ class _Program:
         self._driver = driver
 
     def run(self, arguments: Sequence[str]) -> None:
-        known = {"discovery -l": "", "discovery -c": "", "dmon": "-e -i -d -c", **dict.fromkeys(_PROFILING, "")}
+        commands = {"discovery -l": "", "discovery -c": "", "dmon": "-e -i -d -c", **dict.fromkeys(_PROFILING, "")}
         words = 1 if arguments[:1] == ["dmon"] else 2
         command = " ".join(arguments[:words])
-        options = _options(arguments[words:], known.get(command, "").split())
-        if options is None or command not in known:
+        options = _options(arguments[words:], commands.get(command, "").split())
+        if options is None or command not in commands:
             raise _refusal(f"The simulated dcgmi does not support {' '.join(arguments)}.", _BAD_PARAMETER)
         self._check(CONNECT, _NO_ENGINE, _NO_CONNECTION)
         if command in _PROFILING:
@@ -200,17 +200,17 @@ class _Program:
 
         A GPU comes before its instances, which are in the order of NVML's ids.
         """
-        known: dict[str, _Entity] = {}
+        entities: dict[str, _Entity] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
-            known[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
+            entities[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
             for number, instance in _list_noticed(index, gpu):
-                known[f"i:{number}"] = _Entity(f"GPU-I {number}", index, instance.id)
+                entities[f"i:{number}"] = _Entity(f"GPU-I {number}", index, instance.id)
         if targets is None:
-            return [entity for entity in known.values() if entity.instance_id is None]
+            return [entity for entity in entities.values() if entity.instance_id is None]
         names = set(targets.split(","))
-        if strange := names - known.keys():
+        if strange := names - entities.keys():
             raise _refusal(f"Error: the host engine has no entity {min(strange)}.", _BAD_PARAMETER)
-        return [entity for name, entity in known.items() if name in names]
+        return [entity for name, entity in entities.items() if name in names]
 
 
 def _describe_entity(place: str, entity: str) -> list[str]:
@@ -233,8 +233,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] | None:
-    if len(arguments) % 2 or not set(arguments[::2]) <= set(known):
+def _options(arguments: Sequence[str], accepted: Sequence[str]) -> dict[str, str] | None:
+    if len(arguments) % 2 or not set(arguments[::2]) <= set(accepted):
         return None
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 

@@ -107,13 +107,13 @@ class _Program:
             say(query.header())
         next_s = time.monotonic()
         while True:
-            now, gpus = datetime.now().astimezone(), self._gpus(indices)
+            timestamp, gpus = datetime.now().astimezone(), self._gpus(indices)
             if query is not None:
-                lines = query.lines(gpus, now, self._driver.state())
+                lines = query.lines(gpus, timestamp, self._driver.state())
             elif "-L" in options:
                 lines = smi_tables.device_list(gpus)
             else:
-                lines = smi_tables.overview(gpus, now, self._driver.state().release)
+                lines = smi_tables.overview(gpus, timestamp, self._driver.state().release)
             say(*lines)
             if not period_s:
                 return
@@ -179,29 +179,29 @@ class _Program:
         return tuple(index for index, _ in gpus)
 
 
-def _refusal(what: str, gpu: Gpu, error: DriverError) -> RefusedError:
-    message = f"Unable to {what} for GPU {gpu.bus_id}: {error}\nTerminating early due to previous errors."
+def _refusal(action: str, gpu: Gpu, error: DriverError) -> RefusedError:
+    message = f"Unable to {action} for GPU {gpu.bus_id}: {error}\nTerminating early due to previous errors."
     return RefusedError(message, error.code)
 
 
-def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
+def _parse(arguments: Sequence[str], accepted: Mapping[str, bool]) -> dict[str, str | None]:
     """Return the options with their values; `-i 0` and `-i=0` are equivalent.
 
-    `known` maps each option to whether it has a value.
+    `accepted` maps each option to whether it has a value.
     """
     options: dict[str, str | None] = {}
-    rest = list(arguments)
-    while rest:
-        name, has_value, value = rest.pop(0).partition("=")
-        if name not in known:
+    remaining = list(arguments)
+    while remaining:
+        name, has_value, value = remaining.pop(0).partition("=")
+        if name not in accepted:
             raise RefusedError(f"The simulated nvidia-smi does not support {name}.", codes.INVALID_ARGUMENT)
-        takes_value = known[name]
+        takes_value = accepted[name]
         if name == _WITH_OPTIONAL_VALUE:
-            takes_value = bool(has_value or (rest and not rest[0].startswith("-")))
+            takes_value = bool(has_value or (remaining and not remaining[0].startswith("-")))
         if takes_value and not has_value:
-            if not rest:
+            if not remaining:
                 raise RefusedError(f"Option {name} needs a value.", codes.INVALID_ARGUMENT)
-            value = rest.pop(0)
+            value = remaining.pop(0)
         options[name] = value if takes_value else None
     return options
 
@@ -226,11 +226,11 @@ def _query(options: dict[str, str | None], formats: Sequence[str]) -> Query | No
 
 def _run_mig(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
     """Run the command in the options on these GPUs."""
-    chosen = [command for command in _MIG_COMMANDS if command in options]
+    commands = [command for command in _MIG_COMMANDS if command in options]
     gi_ids, ci_ids = _parse_ids(options.get("-gi")), _parse_ids(options.get("-ci"))
-    if len(chosen) != 1:
+    if len(commands) != 1:
         raise RefusedError("Use one command of `mig`, such as -lgip.", codes.INVALID_ARGUMENT)
-    (command,) = chosen
+    (command,) = commands
     if command == "-lgip":  # this command also works without MIG mode, and so does the next
         return say(*smi_tables.profile_table(gpus))
     if command == "-lgipp":
@@ -262,8 +262,8 @@ def _run_on_gpu_instances(
         return say(*smi_tables.compute_profile_table(rows))
     for index, gpu, instance in rows:
         if command == "-dgi":
-            what = f"GPU instance ID {instance.id:>2} from GPU {index:>2}"
-            _destroy(what, "GPU", partial(driver.destroy_gpu_instance, index, instance.id))
+            target = f"GPU instance ID {instance.id:>2} from GPU {index:>2}"
+            _destroy(target, "GPU", partial(driver.destroy_gpu_instance, index, instance.id))
         else:
             for item in (profiles or "").split(","):
                 _create_compute_instance(driver, index, gpu, instance, item.strip())
@@ -278,8 +278,8 @@ def _run_on_compute_instances(
     if command == "-lci":
         return say(*smi_tables.compute_instance_table(rows))
     for index, _, instance, ci in rows:
-        what = f"compute instance ID {ci.id:>2} from GPU {index:>2} GPU instance ID {instance.id:>2}"
-        _destroy(what, "compute", partial(driver.destroy_compute_instance, index, instance.id, ci.id))
+        target = f"compute instance ID {ci.id:>2} from GPU {index:>2} GPU instance ID {instance.id:>2}"
+        _destroy(target, "compute", partial(driver.destroy_compute_instance, index, instance.id, ci.id))
     return None
 
 
@@ -288,14 +288,14 @@ def _create(driver: Driver, gpus: Sequence[Numbered], profiles: str, *, is_whole
     for index, gpu in gpus:
         for item in profiles.split(",") if gpu.mig_current else ():
             name, colon, start = item.strip().partition(":")
-            known = queries.model_of(gpu).find_profile(name)
+            gi_profile = queries.model_of(gpu).find_profile(name)
             at = (int(start) if start.isdecimal() else _NO_SUCH) if colon else None
             try:
-                instance = driver.create_gpu_instance(index, _NO_SUCH if known is None else known.id, at)
+                instance = driver.create_gpu_instance(index, _NO_SUCH if gi_profile is None else gi_profile.id, at)
             except DriverError as error:
-                shown = name if known is None else known.id
-                what = f"create a GPU instance on GPU {index:>2} using profile {shown}"
-                raise _refuse_instances(what, "create GPU instances", error) from error
+                shown = name if gi_profile is None else gi_profile.id
+                action = f"create a GPU instance on GPU {index:>2} using profile {shown}"
+                raise _refuse_instances(action, "create GPU instances", error) from error
             profile = queries.profile_of(gpu, instance)
             say(
                 f"Successfully created GPU instance ID {instance.id:>2} on GPU {index:>2} "
@@ -309,25 +309,25 @@ def _create_compute_instance(driver: Driver, index: int, gpu: Gpu, instance: Gpu
     """Create a compute instance of a profile, by default with all compute slices of the GPU instance."""
     profile = queries.profile_of(gpu, instance)
     name = item or profile.name
-    known = _find_ci_profile(profile, name)
+    ci_profile = _find_ci_profile(profile, name)
     place = f"on GPU {index:>2} GPU instance ID {instance.id:>2}"
     try:
-        ci = driver.create_compute_instance(index, instance.id, _NO_SUCH if known is None else known.id)
+        ci = driver.create_compute_instance(index, instance.id, _NO_SUCH if ci_profile is None else ci_profile.id)
     except DriverError as error:
-        what = f"create a compute instance {place} using profile {name if known is None else known.id}"
-        raise _refuse_instances(what, "create compute instances", error) from error
+        action = f"create a compute instance {place} using profile {name if ci_profile is None else ci_profile.id}"
+        raise _refuse_instances(action, "create compute instances", error) from error
     say(
         f"Successfully created compute instance ID {ci.id:>2} {place} "
         f"using profile MIG {queries.mig_device_name(gpu, instance, ci)} (ID {ci.profile_id:>2})"
     )
 
 
-def _destroy(what: str, kind: str, destroy: Callable[[], None]) -> None:
+def _destroy(target: str, kind: str, destroy: Callable[[], None]) -> None:
     try:
         destroy()
     except DriverError as error:
-        raise _refuse_instances(f"destroy {what}", f"destroy {kind} instances", error) from error
-    say(f"Successfully destroyed {what}")
+        raise _refuse_instances(f"destroy {target}", f"destroy {kind} instances", error) from error
+    say(f"Successfully destroyed {target}")
 
 
 def _refuse_instances(one: str, action: str, error: DriverError) -> RefusedError:

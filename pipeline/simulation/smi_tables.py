@@ -33,11 +33,11 @@ _NAME_WIDTH, _PROCESS_NAME_WIDTH = 27, 36
 _TEMPLATES = Templates(Path(__file__).with_suffix(".txt"))
 
 
-def overview(gpus: Sequence[Numbered], now: datetime, release: Release) -> list[str]:
+def overview(gpus: Sequence[Numbered], timestamp: datetime, release: Release) -> list[str]:
     """Return the lines of nvidia-smi without arguments."""
     cuda = f"{release.cuda_version // 1000}.{release.cuda_version % 1000 // 10}"
     lines = [
-        f"{now:%a %b %d %H:%M:%S %Y}       ",
+        f"{timestamp:%a %b %d %H:%M:%S %Y}       ",
         *_TEMPLATES.fill("overview", driver=release.driver_version, cuda=cuda),
     ]
     for index, gpu in gpus:
@@ -244,9 +244,9 @@ class Query:
         """Return the header, which has units even if the values are printed without units."""
         return ", ".join(f"{name} [{_UNITS[name]}]" if _UNITS[name] else name for name in self._columns)
 
-    def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:
-        known = (_collect_known(now, index, gpu, state) | self._readings(index, gpu, state) for index, gpu in gpus)
-        return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in known]
+    def lines(self, gpus: Iterable[Numbered], timestamp: datetime, state: State) -> list[str]:
+        rows = (_collect_known(timestamp, index, gpu, state) | self._readings(index, gpu, state) for index, gpu in gpus)
+        return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in rows]
 
     def _readings(self, index: int, gpu: Gpu, state: State) -> dict[str, object]:
         texts: dict[str, object] = {}
@@ -264,10 +264,10 @@ class Query:
         return f"{value} {_UNITS[name]}" if _UNITS[name] and self._has_units else str(value)
 
 
-def _collect_known(now: datetime, index: int, gpu: Gpu, state: State) -> dict[str, object]:
+def _collect_known(timestamp: datetime, index: int, gpu: Gpu, state: State) -> dict[str, object]:
     model, used_mib = queries.model_of(gpu), queries.used_memory_mib(gpu)
     return {
-        "timestamp": f"{now:%Y/%m/%d %H:%M:%S}.{now.microsecond // 1000:03d}",
+        "timestamp": f"{timestamp:%Y/%m/%d %H:%M:%S}.{timestamp.microsecond // 1000:03d}",
         "count": len(state.gpus),
         "index": index,
         "name": model.product,

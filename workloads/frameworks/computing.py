@@ -50,11 +50,12 @@ class Task:
             size = len(self.product)
             return f"the product has {len(product)} rows, instead of {size} rows of {size} numbers"
         pairs = list(zip(chain.from_iterable(product), chain.from_iterable(self.product), strict=True))
-        wrong = [(element, expected) for element, expected in pairs if element != expected]
-        if wrong:
-            element, expected = wrong[0]
+        mismatches = [(element, expected) for element, expected in pairs if element != expected]
+        if mismatches:
+            element, expected = mismatches[0]
             return (
-                f"{len(wrong)} of {len(pairs)} elements of the product are wrong: {element:g} instead of {expected:g}"
+                f"{len(mismatches)} of {len(pairs)} elements of the product are wrong: "
+                f"{element:g} instead of {expected:g}"
             )
         return "" if total == self.total else f"the sum is {total:g} instead of {self.total:g}"
 

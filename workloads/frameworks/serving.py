@@ -177,8 +177,8 @@ class TritonServer(Serving):
 
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         factors = {"a": a, "b": b}
-        where = f"http://127.0.0.1:{self._port}"
-        with self._client.ModelClient(where, f"device{position}", init_timeout_s=_LIMIT_S) as client:
+        url = f"http://127.0.0.1:{self._port}"
+        with self._client.ModelClient(url, f"device{position}", init_timeout_s=_LIMIT_S) as client:
             answer = client.infer_sample(**{name: self._numpy.array(m, dtype="float32") for name, m in factors.items()})
         return answer["product"].tolist(), float(answer["total"][0])
 

@@ -76,8 +76,8 @@ def measure(
         seconds = (clock.last_ns - began_ns - (job.held_ns - held_ns)) / 1e9
         job.epoch(done, seconds)
         _log.info("epoch %d: %.3f s, %.6g a second", done, seconds, num_steps * calls * operation.work / seconds)
-    if wrong := int(num_wrong.item()):
-        program.report_wrong(job, f"{wrong} results of {name} are wrong")
+    if count := int(num_wrong.item()):
+        program.report_wrong(job, f"{count} results of {name} are wrong")
     program.report_memory(job, device)
 
 

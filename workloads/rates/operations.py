@@ -93,9 +93,9 @@ class MultiplyAdd:
 
     def count_wrong(self) -> Tensor:
         looked_at = self._out[-_LOOKED_AT:]
-        wrong = (looked_at != self._must_be).sum()
+        num_wrong = (looked_at != self._must_be).sum()
         looked_at.fill_(torch.nan)
-        return wrong
+        return num_wrong
 
     def _run_on_gpu(self) -> None:
         import triton.language as tl
@@ -156,8 +156,8 @@ class Product:
         looked_at = self._out[self._at]
         is_right = (looked_at.float() - self._must_be).abs() <= _TOLERANCE * self._scale
         looked_at.fill_(torch.nan)
-        wrong: Tensor = ~is_right  # NaN counts as wrong
-        return wrong.sum()
+        is_wrong: Tensor = ~is_right  # NaN counts as wrong
+        return is_wrong.sum()
 
 
 class Stream:
@@ -184,9 +184,9 @@ class Stream:
     def count_wrong(self) -> Tensor:
         at = slice(None, None, max(1, len(self._to) // _LOOKED_AT))
         must_be = self._from[at] if self._more is None else self._from[at] + 3 * self._more[at]
-        wrong = (self._to[at] != must_be).sum()
+        num_wrong = (self._to[at] != must_be).sum()
         self._to[at] = torch.nan
-        return wrong
+        return num_wrong
 
 
 class Transfer:
@@ -213,9 +213,9 @@ class Transfer:
     def count_wrong(self) -> Tensor:
         # This copy is queued in the same stream, so host memory is read only after the measured copy.
         looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
-        wrong = (looked_at != self._must_be).sum()
+        num_wrong = (looked_at != self._must_be).sum()
         self.begin()
-        return wrong
+        return num_wrong
 
 
 class Launch:
@@ -236,5 +236,5 @@ class Launch:
         self._num += 1
 
     def count_wrong(self) -> Tensor:
-        wrong: Tensor = self._counter != self._num
-        return wrong.sum()
+        is_wrong: Tensor = self._counter != self._num
+        return is_wrong.sum()

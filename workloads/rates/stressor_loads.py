@@ -182,8 +182,8 @@ class TableReading:
         self._first = (self._first + self._reading.rounds * len(self._out)) % (len(self._table) // self._reading.block)
 
     def count_wrong(self) -> Tensor:
-        wrong: Tensor = self._out != self._reading.rounds * self._reading.block
-        return wrong.sum()
+        is_wrong: Tensor = self._out != self._reading.rounds * self._reading.block
+        return is_wrong.sum()
 
 
 class BlockProducts:
@@ -218,8 +218,8 @@ class BlockProducts:
         )
 
     def count_wrong(self) -> Tensor:
-        wrong: Tensor = self._out != self._must_be
-        return wrong.sum()
+        is_wrong: Tensor = self._out != self._must_be
+        return is_wrong.sum()
 
 
 class HostLoad:

@@ -38,12 +38,12 @@ class Batching:
     Attributes:
         max_batch: maximum number of requests in a batch.
         max_delay_ns: age of the oldest request at which a batch with fewer requests is issued.
-        ahead: maximum number of issued, incomplete batches; more than one avoids that the device waits for the host.
+        max_issued: maximum number of issued, incomplete batches; with more than one, the device does not idle.
     """
 
     max_batch: int = 1
     max_delay_ns: int = 0
-    ahead: int = 1
+    max_issued: int = 1
 
 
 class BatchServer:
@@ -77,7 +77,7 @@ class BatchServer:
     def _turn(self, *, is_last: bool = False) -> None:
         self._waiting += self._arrivals.take()
         delay_ns = 0 if is_last else self._delay_ns()
-        if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.ahead:
+        if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.max_issued:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batching.max_batch))]
             begun_ns = time.monotonic_ns()
             self._issued.append((batch, begun_ns, self._service.issue(batch)))

@@ -295,10 +295,10 @@ class Client:
 def _read(size: int) -> bytes:
     data = b""
     while len(data) < size:
-        more = os.read(0, size - len(data))
-        if not more:
+        received = os.read(0, size - len(data))
+        if not received:
             raise EOFError
-        data += more
+        data += received
     return data
 
 

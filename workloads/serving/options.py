@@ -140,9 +140,9 @@ class Infer(Service):
             return
         name, positions = count_positions(TextModel[self.model], self.model_args)
         if positions is not None and self.sequence_tokens + self.output_tokens > positions:
-            answered = f" and output_tokens={self.output_tokens}" if self.output_tokens else ""
+            suffix = f" and output_tokens={self.output_tokens}" if self.output_tokens else ""
             raise ValueError(
-                f"sequence_tokens={self.sequence_tokens}{answered} are more than the {positions} positions of the "
+                f"sequence_tokens={self.sequence_tokens}{suffix} are more than the {positions} positions of the "
                 f"model ({name}); use fewer tokens"
             )
 

@@ -232,8 +232,8 @@ def _attention_error(
     batch, heads, num_rows, width = query.shape
     num_keys = key.shape[2]
     count = min(batch * heads * num_rows, max(1, _ROW_ELEMENTS // (num_keys * width)))
-    chosen = torch.linspace(0, batch * heads * num_rows - 1, count, device=out.device).long()
-    at, row = (chosen // (heads * num_rows), chosen // num_rows % heads), chosen % num_rows
+    positions = torch.linspace(0, batch * heads * num_rows - 1, count, device=out.device).long()
+    at, row = (positions // (heads * num_rows), positions // num_rows % heads), positions % num_rows
     q = query[(*at, row)].double()
     # Several adjacent query heads may share one head of keys and values.
     k, v = (shared[at[0], at[1] * shared.shape[1] // heads].double() for shared in (key, value))

@@ -108,14 +108,14 @@ class Trainer:
     def _validate(self, batches: Batches) -> float:
         """Return the share of labels predicted correctly by the original, uncompiled model."""
         model = self._training.model.eval()
-        right, total = torch.zeros((2,), dtype=torch.int64, device=self._training.device)
+        num_correct, total = torch.zeros((2,), dtype=torch.int64, device=self._training.device)
         with torch.no_grad():
             for inputs, labels in batches.epoch(0):
                 predicted = self._training.forward(model, inputs).argmax(-1)
-                right += (predicted == labels).sum()  # never true for ignored labels
+                num_correct += (predicted == labels).sum()  # never true for ignored labels
                 total += (labels != IGNORED).sum()
         model.train()
-        return float(right.item()) / float(total.item())
+        return float(num_correct.item()) / float(total.item())
 
 
 def train(

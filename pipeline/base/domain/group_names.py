@@ -127,10 +127,10 @@ def _compose_name(
 ) -> str:
     programs = [(_name_job(job), words[_name_job(job), job.digest]) for job in group.jobs]
     if all(program == programs[0] for program in programs):
-        called, labels = programs[0]
-        parts = [f"{len(programs)}x-{called}", *labels]
+        program, labels = programs[0]
+        parts = [f"{len(programs)}x-{program}", *labels]
     else:
-        parts = ["+".join(f"{called}[{','.join(labels)}]" if labels else called for called, labels in programs)]
+        parts = ["+".join(f"{program}[{','.join(labels)}]" if labels else program for program, labels in programs)]
     distinct = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
     options_in_name = {key: value for key, value in group.options.items() if key in distinct and key != _PROFILER}
     parts += [_format_option(key, value) for key, value in options_in_name.items() if value not in ("auto", (), [])]
@@ -160,13 +160,15 @@ def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[s
     for job in jobs:
         alike[_name_job(job)].setdefault(job.digest, job)
     words: dict[tuple[str, str], list[str]] = {}
-    for called, programs in alike.items():
+    for program_name, programs in alike.items():
         kinds: dict[str, list[JobFacts]] = defaultdict(list)
         for job in programs.values():
             kinds[job.workload].append(job)
         for workload, jobs_of_kind in kinds.items():
             kind = [_format_option("workload", workload)] if len(kinds) > 1 else []
-            words |= {(called, digest): kind + phrases for digest, phrases in _describe_jobs(jobs_of_kind).items()}
+            words |= {
+                (program_name, digest): kind + phrases for digest, phrases in _describe_jobs(jobs_of_kind).items()
+            }
     return words
 
 
@@ -176,14 +178,14 @@ def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     # The name of a size already identifies its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
     keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
-    chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
-    if len(chosen) > 1 and max(len("-".join(_format_options(params))) for params in chosen.values()) > _MANY:
-        values = {key: Counter(params.get(key) for params in chosen.values()).most_common(1)[0] for key in keys}
-        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(chosen)}
-        chosen = {digest: dict(params.items() - usual) for digest, params in chosen.items()}
+    options = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
+    if len(options) > 1 and max(len("-".join(_format_options(params))) for params in options.values()) > _MANY:
+        values = {key: Counter(params.get(key) for params in options.values()).most_common(1)[0] for key in keys}
+        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(options)}
+        options = {digest: dict(params.items() - usual) for digest, params in options.items()}
     return {
         digest: _format_options({key: params[key] for key in keys if key in params})
-        for digest, params in chosen.items()
+        for digest, params in options.items()
     }
 
 
@@ -238,12 +240,12 @@ _Run = TypeVar("_Run")
 def drop_superseded(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
     """Drop skipped runs whose group began later; `read` returns group and outcome of a run."""
     runs: list[_Run] = []
-    begun = set[Hashable]()
+    started_groups = set[Hashable]()
     for run in newest_first:
         group, result = read(run)
         if result != Result.SKIPPED:
-            begun.add(group)
-        elif group in begun:
+            started_groups.add(group)
+        elif group in started_groups:
             continue
         runs.append(run)
     return runs

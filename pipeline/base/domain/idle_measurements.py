@@ -79,7 +79,7 @@ def describe(groups: Iterable[Group]) -> str:
 
 def _plan(groups: Iterable[Group]) -> Iterator[tuple[Group, int, float]]:
     """Yield the group, the number of waiting jobs and the length of each measurement."""
-    known: set[Key] = set()
+    planned_keys: set[Key] = set()
     launches: set[str] = set()
     for group in groups:
         if group.skip_reason is not None or group.launch in launches:
@@ -87,6 +87,6 @@ def _plan(groups: Iterable[Group]) -> Iterator[tuple[Group, int, float]]:
         launches |= {group.launch} - {""}
         for num_jobs in (0, count_contexts(group)):
             key, length_s = make_key(group, num_jobs), get_seconds(group, num_jobs)
-            if length_s and key not in known:
-                known.add(key)
+            if length_s and key not in planned_keys:
+                planned_keys.add(key)
                 yield group, num_jobs, length_s

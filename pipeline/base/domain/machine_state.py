@@ -45,8 +45,8 @@ class MachineState:
         return not self._differing(other)
 
     def _differing(self, other: MachineState) -> list[tuple[str, str, str]]:
-        known = dict(other.facts)
-        return [(name, value, known[name]) for name, value in self.facts if known.get(name, value) != value]
+        other_facts = dict(other.facts)
+        return [(name, value, other_facts[name]) for name, value in self.facts if other_facts.get(name, value) != value]
 
     def difference(self, other: MachineState) -> str:
         """Name the differences: `driver and power limit`; empty if there are none."""

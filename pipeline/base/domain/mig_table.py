@@ -172,8 +172,8 @@ def find(name: str) -> Model:
             return model
     near = difflib.get_close_matches(plain_name, models(), n=1)
     did_you_mean = f"did you mean {prefix}{near[0]}? Or " if near else ""
-    known = ", ".join(f"{prefix}{model}" for model in models())
-    raise ConfigError(f"GPU model '{name}' is unknown; {did_you_mean}choose one of {known}")
+    choices = ", ".join(f"{prefix}{model}" for model in models())
+    raise ConfigError(f"GPU model '{name}' is unknown; {did_you_mean}choose one of {choices}")
 
 
 @cache
@@ -189,8 +189,8 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
 
 def find_model_name(text: str) -> str:
     """Return the model name for a name, an alias or a driver's name; the text itself if it is unknown."""
-    called = _plain(text.removeprefix(_SIMULATED))
-    return next((model.name for model, names in _rows() if called in names), text)
+    plain_name = _plain(text.removeprefix(_SIMULATED))
+    return next((model.name for model, names in _rows() if plain_name in names), text)
 
 
 def list_products(text: str) -> tuple[str, ...]:

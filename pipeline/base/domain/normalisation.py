@@ -51,8 +51,8 @@ def compared_names(unit: str) -> tuple[str, ...]:
 
 def average_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average the figures that all runs have."""
-    known = set.intersection(*(set(run) for run in runs)) if runs else set()
-    return {name: statistics.fmean(run[name] for run in runs) for name in known}
+    shared_names = set.intersection(*(set(run) for run in runs)) if runs else set()
+    return {name: statistics.fmean(run[name] for run in runs) for name in shared_names}
 
 
 def normalise(
@@ -86,19 +86,19 @@ def normalise(
         figures[MEMORY_FORECAST] = sum(job.alone[MEMORY_PEAK] for job in jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
-    known = [(together, alone) for together, alone in rates if together and alone]
+    complete_pairs = [(colocated, alone) for colocated, alone in rates if colocated and alone]
     # Without fixed work, serial jobs have separate windows and thus no common rate.
     is_rate = window is not WindowKind.WORK
-    if not known or len(known) < len(unpaced) or (is_rate and is_sequential and len(jobs) > 1):
+    if not complete_pairs or len(complete_pairs) < len(unpaced) or (is_rate and is_sequential and len(jobs) > 1):
         return figures
-    progress = [together / alone if is_rate else alone / together for together, alone in known]
+    progress = [colocated / alone if is_rate else alone / colocated for colocated, alone in complete_pairs]
     figures[SLOWDOWN] = 1 / min(progress)
     if len(unpaced) < len(jobs) or has_co_runners:
         return figures
     if is_rate:
         figures[SPEEDUP] = sum(progress)
     elif makespan_s:
-        figures[SPEEDUP] = (serial_s or sum(alone for _, alone in known)) / makespan_s
+        figures[SPEEDUP] = (serial_s or sum(alone for _, alone in complete_pairs)) / makespan_s
     figures[FAIRNESS] = sum(progress) ** 2 / (len(progress) * sum(value * value for value in progress))
     return figures
 
@@ -119,13 +119,13 @@ def _compare_latencies(jobs: Sequence[ComparedJob]) -> dict[str, float]:
         if job.has_same_arrivals and (service_figures.MEAN in job.together or service_figures.MEAN in job.alone)
     ]
     for name, latency in _OF_LATENCY.items():
-        known = [
+        ratios = [
             job.together[latency] / job.alone[latency]
             for job in served
             if latency in job.together and job.alone.get(latency)
         ]
-        if known and len(known) == len(served):
-            slowdowns[name] = max(known)
+        if ratios and len(ratios) == len(served):
+            slowdowns[name] = max(ratios)
     return slowdowns
 
 
@@ -167,11 +167,11 @@ class Baselines(Generic[R, J]):
         else:
             self._mixes[digests] = (group, jobs)
 
-    def find_runs_alone(self, digest: str, together: Jobs) -> list[J]:
+    def find_runs_alone(self, digest: str, mix: Jobs) -> list[J]:
         """Find a job's runs alone; without any, its runs in the serial group of the same mix, else of any mix."""
         if digest in self._own:
             return self._own[digest]
-        same = self._same(together)
+        same = self._same(mix)
         mixes = self._mixes if same is None else {same: self._mixes[same]}
         turns = (
             (digest_of_job, job)
@@ -180,11 +180,11 @@ class Baselines(Generic[R, J]):
         )
         return [job for digest_of_job, job in turns if digest_of_job == digest]
 
-    def find_serial_group(self, together: Jobs) -> R | None:
+    def find_serial_group(self, mix: Jobs) -> R | None:
         """Find the serial group of the same jobs, preferably in this order; `None` if there is none."""
-        same = self._same(together)
+        same = self._same(mix)
         return None if same is None else self._mixes[same][0]
 
-    def _same(self, together: Jobs) -> Jobs | None:
-        of_any = (digests for digests in self._mixes if sorted(digests) == sorted(together))
-        return together if together in self._mixes else next(of_any, None)
+    def _same(self, mix: Jobs) -> Jobs | None:
+        of_any = (digests for digests in self._mixes if sorted(digests) == sorted(mix))
+        return mix if mix in self._mixes else next(of_any, None)

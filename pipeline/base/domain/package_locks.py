@@ -19,9 +19,9 @@ _LOCAL = re.compile(r"(?P<begin>(?:# pip )?(?P<name>[\w.-]+)) @ (?:\w+\+)?file:(
 _LOCAL_OPTION = re.compile(r"-.*(?:file:|[\s=]/)\S*")
 
 
-def compare_locks(before: Iterable[str], now: Iterable[str]) -> str:
+def compare_locks(before: Iterable[str], after: Iterable[str]) -> str:
     """Return the packages that differ between two locks, as one line; empty if none differ."""
-    return compare_packages(parse_lock(before), parse_lock(now))
+    return compare_packages(parse_lock(before), parse_lock(after))
 
 
 def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
@@ -34,8 +34,8 @@ def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
             changes.append(f"with {new[name]}")
         elif old[name] != new[name]:
             changes.append(f"{old[name]} now {new[name]}")
-    more = len(changes) - _MAX_PACKAGES
-    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
+    num_unlisted = len(changes) - _MAX_PACKAGES
+    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {num_unlisted} more"] if num_unlisted > 0 else [])])
     return f"packages: {words}" if changes else ""
 
 

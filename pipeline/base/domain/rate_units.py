@@ -57,8 +57,8 @@ _SAY_WORK = "set workload.work_unit, such as steps"
 class UnreadableError(ValueError):
     """A number or a unit that is unclear; the text is the reason, a semicolon and the remedy."""
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(f"{why}; {remedy}")
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,8 @@ def relate(above: str, below: str, *, num: int = 1, work_unit: str = "") -> Metr
 
 def name_work(noun: str) -> str:
     """Return the work unit for a noun in a unit: `tokens` for `tok`, `widgets` for `widget`, `us` for `µs`."""
-    if (known := TIMES.get(noun) or _find_noun(noun)) is not None:
-        return known
+    if (unit_name := TIMES.get(noun) or _find_noun(noun)) is not None:
+        return unit_name
     word = re.sub(r"\W", "_", noun.lower() if noun.istitle() else noun)
     if not word or word.endswith("s") or f"{word}s" in TIMES:  # `f/s` counts no femtoseconds
         return word
@@ -232,17 +232,19 @@ def read_unit(before: str, after: str, unit: str, *, is_unit_given: bool = False
         if not is_unit_given:
             raise UnreadableError(f"its unit {after.split()[0]} is unknown", _SAY_UNIT)
         after = after[unknown.end() :]
-    behind, ahead = _read_text(after, unit, is_beside=True), read_label(before, unit)
+    text_after, text_before = _read_text(after, unit, is_beside=True), read_label(before, unit)
     # In `ns/day = 100   seconds/ns = 864`, the text after the first number is the label of the second one.
-    if ahead.unit is not None and _NEXT_LABEL.match(after[len(behind.words) :]) is not None:
-        return ahead
-    if behind.is_time and ahead.unit is not None and not ahead.unit.is_time:
-        raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} is a time", _SAY_UNIT)
-    if behind.unit is not None or behind.is_time:
-        return behind
-    if behind.prefix == 1:
-        return ahead
-    return ahead._replace(prefix=behind.prefix, unit=ahead.unit and ahead.unit.with_prefix(behind.prefix))
+    if text_before.unit is not None and _NEXT_LABEL.match(after[len(text_after.words) :]) is not None:
+        return text_before
+    if text_after.is_time and text_before.unit is not None and not text_before.unit.is_time:
+        raise UnreadableError(f"{text_before.words} is a rate, but {text_after.words.strip()} is a time", _SAY_UNIT)
+    if text_after.unit is not None or text_after.is_time:
+        return text_after
+    if text_after.prefix == 1:
+        return text_before
+    return text_before._replace(
+        prefix=text_after.prefix, unit=text_before.unit and text_before.unit.with_prefix(text_after.prefix)
+    )
 
 
 def read_label(text: str, unit: str) -> RateText:

@@ -425,13 +425,13 @@ class Group:
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
             OTHER_GPUS: str(self.gpu.num_other_gpus or ""),
-            CO_RUNNERS: self._co_runners_in_words,
+            CO_RUNNERS: self._co_runner_text,
             # On a simulated GPU, the declared memory decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
 
     @property
-    def _co_runners_in_words(self) -> str:
+    def _co_runner_text(self) -> str:
         """Co-runners as `6x tiny`; programs that no measured job runs are followed by a few digits of their digest."""
         if not self.has_co_runners:
             return ""

@@ -151,9 +151,9 @@ def refuse_unknown_placeholders(workload: str, arguments: Iterable[str]) -> None
         for match in _PLACEHOLDER.finditer(argument):
             name = match["name"]
             if name is not None and name not in PLACEHOLDERS:
-                known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+                choices = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                 raise ConfigError(
-                    f"workload {workload}, argument {argument}: {{{name}}} is not a placeholder; use {known}, or "
+                    f"workload {workload}, argument {argument}: {{{name}}} is not a placeholder; use {choices}, or "
                     f"{{{{{name}}}}} for the literal text {{{name}}}"
                 )
 

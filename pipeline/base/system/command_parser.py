@@ -27,13 +27,13 @@ class CommandParser(argparse.ArgumentParser):
         """Print the error with a remedy, and exit."""
         words = " ".join(message.removeprefix("argument ").split())
         remedy = f"see {' '.join(self.prog.split())} --help"
-        if (wrong := _WRONG_TYPE.search(words)) is not None:
-            kind = _TYPES[wrong[1]]
-            words, remedy = f"{words[: wrong.start()]}{wrong[2]} is not {kind}", f"write {kind}"
-        elif (wrong := _WRONG_CHOICE.search(words)) is not None:
-            choices = wrong[2].replace("'", "")
-            near = difflib.get_close_matches(wrong[1].strip("'"), choices.split(", "), n=1)
-            words = f"{words[: wrong.start()]}{wrong[1]} is unknown"
+        if (match := _WRONG_TYPE.search(words)) is not None:
+            kind = _TYPES[match[1]]
+            words, remedy = f"{words[: match.start()]}{match[2]} is not {kind}", f"write {kind}"
+        elif (match := _WRONG_CHOICE.search(words)) is not None:
+            choices = match[2].replace("'", "")
+            near = difflib.get_close_matches(match[1].strip("'"), choices.split(", "), n=1)
+            words = f"{words[: match.start()]}{match[1]} is unknown"
             remedy = f"did you mean {near[0]}?" if near else f"choose from {choices}"
         sys.stderr.write(f"error: {words}; {remedy}\n")
         sys.exit(2)

@@ -85,8 +85,8 @@ def run(
                 )
             status = wait_for_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
-            how = "killed after" if _kill(process) else "still running, because it could not be killed, after"
-            message = f"{how} its time limit of {timeout_s:g} s. {_text(stderr)}"
+            outcome = "killed after" if _kill(process) else "still running, because it could not be killed, after"
+            message = f"{outcome} its time limit of {timeout_s:g} s. {_text(stderr)}"
             raise CommandError(list(argv), None, message) from error
         except BaseException as error:
             _kill(process)

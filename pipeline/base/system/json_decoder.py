@@ -120,11 +120,11 @@ def _map(inner: _Decoder, raw: Any) -> Any:
 
 
 def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
-    decoders, needed = _fields(kind, are_figures_checked)
+    decoders, required = _fields(kind, are_figures_checked)
     keyed = _check_keys(raw)
     if unknown := [key for key in keyed if key not in decoders]:
         raise JsonValueError(f": unknown key {unknown[0]!r}; known keys are {', '.join(decoders)}")
-    if missing := sorted(needed - keyed.keys()):
+    if missing := sorted(required - keyed.keys()):
         raise JsonValueError(f": key {missing[0]!r} is missing")
     return kind(**dict(_entries(keyed, [decoders[key] for key in keyed])))
 
@@ -132,16 +132,16 @@ def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
 @functools.cache
 def _fields(kind: Any, are_figures_checked: bool) -> tuple[dict[str, _Decoder], frozenset[str]]:
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
-    needed = (field.name for field in fields if field.default is missing and field.default_factory is missing)
+    required = (field.name for field in fields if field.default is missing and field.default_factory is missing)
     hints = typing.get_type_hints(kind)
-    return {field.name: _decoder(hints[field.name], are_figures_checked) for field in fields}, frozenset(needed)
+    return {field.name: _decoder(hints[field.name], are_figures_checked) for field in fields}, frozenset(required)
 
 
 def _check_keys(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise JsonValueError(f" must be an object, not {_abbreviate(raw)}")
-    if wrong := [key for key in raw if not isinstance(key, str)]:
-        raise JsonValueError(f": the key {wrong[0]!r} must be a text")
+    if invalid_keys := [key for key in raw if not isinstance(key, str)]:
+        raise JsonValueError(f": the key {invalid_keys[0]!r} must be a text")
     return raw
 
 

@@ -81,8 +81,8 @@ def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -
             return path
     if text and (folders_there := [place for place in places if place.is_dir()]):
         raise ConfigError(f"{key}={text} is the folder {folders_there[0]}; set it to a file")
-    where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
-    raise ConfigError(f"{key}={text} does not exist{where}; check the name")
+    searched_folders = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
+    raise ConfigError(f"{key}={text} does not exist{searched_folders}; check the name")
 
 
 DEFAULT_ROOT = Path("mlruns")

@@ -55,20 +55,20 @@ def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     A longer line is cut to this number of bytes, without its line end. Raises `OSError` as `open_regular_file` does.
     """
     with os.fdopen(open_regular_file(path), "rb") as file:
-        rest = b""
+        partial_line = b""
         while block := file.read(num_bytes):
-            block = rest + block
+            block = partial_line + block
             end = block.rfind(b"\n") + 1
-            rest = block[end:]
+            partial_line = block[end:]
             if end:
                 yield block[:end]
             elif len(block) >= num_bytes:
                 yield block[:num_bytes]
                 while block and b"\n" not in block:
                     block = file.read(num_bytes)
-                rest = block.partition(b"\n")[2]
-        if rest:
-            yield rest
+                partial_line = block.partition(b"\n")[2]
+        if partial_line:
+            yield partial_line
 
 
 def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:

@@ -181,8 +181,8 @@ def is_harmless(value: str, secrecy: Secrecy) -> bool:
     """Return whether a value cannot be a secret: empty, `true`, a variable; also a path, unless the name is certain."""
     if value.lower() in _NO_VALUES:
         return True
-    rest = _SCHEME.sub("", _REFERENCE.sub("", value), count=1)
-    if rest != value and not re.search(r"[A-Za-z0-9]", rest):
+    remainder = _SCHEME.sub("", _REFERENCE.sub("", value), count=1)
+    if remainder != value and not re.search(r"[A-Za-z0-9]", remainder):
         return True
     if secrecy is Secrecy.CERTAIN:
         return False

@@ -89,9 +89,9 @@ _FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
 
 
-def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
-    """Replace the secrets in a text, including `known` ones, by `HIDDEN`; a text without secrets stays the same."""
-    for secret in sorted(known, key=len, reverse=True):
+def mask_text(text: str, secrets: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
+    """Replace the secrets in a text, also those in `secrets`, by `HIDDEN`; a text without secrets stays the same."""
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = _mask_named(_mask_trees(mask_places(text), style), style)
     if style is Style.CODE:

@@ -71,13 +71,13 @@ def _secrecy_of_next(word: str, before: str, options: str, *, has_headers: bool)
 
 def collect_secrets(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
     """Collect the secrets in a program's arguments and environment, which are then masked anywhere in its output."""
-    known = {value for name, value in environ.items() if mask(value, name) != value}
+    candidates = {value for name, value in environ.items() if mask(value, name) != value}
     for word, masked in zip(words, mask_words(words), strict=True):
         if masked == HIDDEN:
-            known.add(word)
+            candidates.add(word)
         elif masked != word and masked.endswith(f"={HIDDEN}"):
-            known.add(word.partition("=")[2])
-    return frozenset(value for value in known if len(value) >= _LEAST_KNOWN)
+            candidates.add(word.partition("=")[2])
+    return frozenset(value for value in candidates if len(value) >= _LEAST_KNOWN)
 
 
 def strip_logins(text: str) -> str:

@@ -59,8 +59,8 @@ def _list_accounted(jobs: Collection[str]) -> dict[str, str]:
         done = helper_program.run(argv, timeout_s=_LIMIT_S, check=False)
     except CommandError:  # accounting is not installed or does not answer: the overview has fewer details
         return {}
-    known = (line.partition("|") for line in done.stdout.splitlines())
-    return {task: state for task, _, state in known if _is_end(state)}
+    rows = (line.partition("|") for line in done.stdout.splitlines())
+    return {task: state for task, _, state in rows if _is_end(state)}
 
 
 def _join(jobs: Collection[str]) -> str:

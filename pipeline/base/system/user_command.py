@@ -149,12 +149,12 @@ def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
 
 
 def _parse_python(args: Sequence[str]) -> tuple[str, str]:
-    rest = iter(args)
-    for word in rest:
+    words = iter(args)
+    for word in words:
         if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
-            return option[1], option[2] or next(rest, "")
+            return option[1], option[2] or next(words, "")
         if word in _WITH_VALUE:
-            next(rest, None)
+            next(words, None)
         elif not word.startswith("-"):
             return "", word
     return "", ""

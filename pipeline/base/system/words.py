@@ -24,8 +24,8 @@ def format_list(values: Iterable[object]) -> str:
 
 def list_first(names: Sequence[str], most: int) -> str:
     """List the first names: `a, b and 3 more`."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    num_unlisted = len(names) - most
+    return ", ".join(names[:most]) + (f" and {num_unlisted} more" if num_unlisted > 0 else "")
 
 
 def format_duration(seconds: float) -> str:

@@ -196,8 +196,8 @@ def _answer(acceptance: Acceptance, page: Path, bundle: Path) -> CommandAnswer:
     for result in acceptance.results:
         details = [*result.broken, *map(describe_difference, result.differences)]
         lines += [f"{result.check.name}: {text}" for text in details[:_MOST_LINES]]
-        if more := len(details) - _MOST_LINES:
-            lines += [f"{result.check.name}: and {more} more"] if more > 0 else []
+        if num_unlisted := len(details) - _MOST_LINES:
+            lines += [f"{result.check.name}: and {num_unlisted} more"] if num_unlisted > 0 else []
     lines += [acceptance.verdict, f"page: {page}", f"bundle: {bundle}"]
     text = "\n".join(map(make_printable, lines))
     data = acceptance.summarize() | {"page": str(page), "bundle": str(bundle)}

@@ -197,8 +197,8 @@ def _check_layouts(board: MigBoard) -> dict[str, Any]:
 def _choose_further(gpu: MigGpu, placed: Placed) -> tuple[int, int]:
     """Choose the smallest profile and a start that is free, or else one that is taken."""
     smallest = layouts.list_slice_profiles(gpu)[0]
-    taken = {slice_ for profile, start in placed for slice_ in range(start, start + profile.memory_slices)}
-    free = [start for start in smallest.starts if start not in taken]
+    used_slices = {slice_ for profile, start in placed for slice_ in range(start, start + profile.memory_slices)}
+    free = [start for start in smallest.starts if start not in used_slices]
     return smallest.profile_id, (free or smallest.starts)[0]
 
 
@@ -326,9 +326,9 @@ def _check_refusals(board: MigBoard) -> dict[str, Any]:
         layout = layouts.plan_layout(gpu, [profile] * profile.max_instances)
         placed = tuple((instance.profile, instance.start) for instance in layout.instances)
         starts = [start for _, start in placed]
-        elsewhere = [start for start in profile.starts if start not in starts] or starts
+        other_starts = [start for start in profile.starts if start not in starts] or starts
         with board.case(f"one more {profile.name}"), board.make(placed):
-            readings[f"one more {profile.name}"] = board.attempt(profile.profile_id, elsewhere[0])
+            readings[f"one more {profile.name}"] = board.attempt(profile.profile_id, other_starts[0])
     return readings
 
 
@@ -446,9 +446,9 @@ def _check_isolation(board: MigBoard) -> dict[str, Any]:
         for (profile, start), device in (by_size[0], by_size[-1]):
             name = f"{profile.name}@{start}"
             alone = _measure_rate(board, device, [])
-            beside = _measure_rate(board, device, [other for other in devices if other != device])
-            readings[name] = {"alone": dataclasses.asdict(alone), "beside": dataclasses.asdict(beside)}
-            share = beside.per_clock / alone.per_clock
+            shared = _measure_rate(board, device, [other for other in devices if other != device])
+            readings[name] = {"alone": dataclasses.asdict(alone), "beside": dataclasses.asdict(shared)}
+            share = shared.per_clock / alone.per_clock
             text = f"neighbours slow the job on {name} to {share:.3f} of its rate alone"
             board.expect(share >= _LEAST_RATE, text)
     return readings

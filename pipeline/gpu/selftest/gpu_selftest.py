@@ -144,7 +144,7 @@ def _list_counters(
         model = "; simulated, by a model of the load" if device.is_simulated else ""
         lines += [f"counters, expected in parentheses{model}", *_make_table(measured.rows, findings)]
         lines.append("   32 threads are one warp, the smallest load that counters can show")
-    lines += [f"   listener {name} is not used: {why}" for name, why in measured.absent.items()]
+    lines += [f"   listener {name} is not used: {reason}" for name, reason in measured.absent.items()]
     return lines
 
 
@@ -435,6 +435,6 @@ def _make_place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
 
 def _count_multiprocessors(gpu: Device, profile: str) -> int | None:
     with suppress(ConfigError):
-        known = {row.name: row.multiprocessors for row in profiles.read_gpu(gpu).profiles}
-        return known.get(profile)
+        counts = {row.name: row.multiprocessors for row in profiles.read_gpu(gpu).profiles}
+        return counts.get(profile)
     return None

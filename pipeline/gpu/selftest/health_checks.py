@@ -53,12 +53,14 @@ def find_marks(before: Health | None, after: Health | None, now_s: float) -> Mar
 
 
 def _check_ecc(health: Health) -> HealthCheck:
-    now, ever = health.num_ecc_uncorrected_now, health.num_ecc_uncorrected_ever
+    volatile, aggregate = health.num_ecc_uncorrected_now, health.num_ecc_uncorrected_ever
     name = "uncorrected ECC errors"
-    if now is None and ever is None:
+    if volatile is None and aggregate is None:
         return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
-    text = f"{_format_number(now)} since the driver was loaded, {_format_number(ever)} ever"
-    trouble = "memory was corrupted since the driver was loaded; have an administrator reset the GPU" if now else None
+    text = f"{_format_number(volatile)} since the driver was loaded, {_format_number(aggregate)} ever"
+    trouble = (
+        "memory was corrupted since the driver was loaded; have an administrator reset the GPU" if volatile else None
+    )
     return HealthCheck(name=name, text=text, trouble=trouble)
 
 
@@ -114,8 +116,8 @@ def _check_xids(health: Health, before: Health, now_s: float) -> HealthCheck:
     last = f"the last one {format_duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
-        which = f"{format_count(len(bad), 'XID event')} caused by the hardware or during the self-test"
-        trouble = f"{which}; the last: {bad[-1].text}"
+        summary = f"{format_count(len(bad), 'XID event')} caused by the hardware or during the self-test"
+        trouble = f"{summary}; the last: {bad[-1].text}"
     return HealthCheck(name=name, text=f"{numbers} in the kernel log, {last}", trouble=trouble)
 
 

@@ -182,8 +182,8 @@ class Finding:
     value: float | None = None
 
     def __str__(self) -> str:
-        more = f" and {format_count(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
-        when = f" (step `{self.steps[0]}`{more})" if self.steps else ""
+        suffix = f" and {format_count(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
+        when = f" (step `{self.steps[0]}`{suffix})" if self.steps else ""
         return f"{self.source}, {self.where}: {self.what}{when}"
 
     def matches(self, row: Row) -> bool:
@@ -194,13 +194,13 @@ class Finding:
 def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Find all impossible readings; findings that apply to all steps come first."""
     general = [*_find_stuck(rows), *_find_missing(rows)]
-    known = {(finding.source, finding.quantity, finding.where) for finding in general}
+    general_keys = {(finding.source, finding.quantity, finding.where) for finding in general}
     single: dict[tuple[str, str, str], list[_Fault]] = {}
     for row in rows:
         for source, values in sorted(row.readings.items()):
             for fault in _find_impossible(row, values, rows):
                 single.setdefault((source, fault.quantity, row.where), []).append(fault)
-    return (*general, *(_merge(key, faults) for key, faults in single.items() if key not in known))
+    return (*general, *(_merge(key, faults) for key, faults in single.items() if key not in general_keys))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,35 +210,35 @@ class _Fault:
     quantity: str
     step: str
     value: float
-    what: str
+    explanation: str
     weight: float = 0.0
 
 
 def _merge(key: tuple[str, str, str], faults: Sequence[_Fault]) -> Finding:
-    source, quantity, where = key
+    source, quantity, place = key
     worst = max(faults, key=lambda fault: fault.weight)
     steps = dict.fromkeys([worst.step, *(fault.step for fault in faults)])
     return Finding(
-        source=source, quantity=quantity, where=where, what=worst.what, value=worst.value, steps=tuple(steps)
+        source=source, quantity=quantity, where=place, what=worst.explanation, value=worst.value, steps=tuple(steps)
     )
 
 
 def _find_impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Fault]:
     """Yield the first fault of each quantity in one source's readings of a row."""
-    wrong: dict[str, tuple[str, float]] = {}
+    faults: dict[str, tuple[str, float]] = {}
     for quantity, value in values.items():
         if not -OUTSIDE <= value <= 1 + OUTSIDE:
-            wrong[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
+            faults[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
     for inner, outer in _CONTAINED:
-        if inner in values and outer in values and inner not in wrong and values[inner] > values[outer] + ABOVE:
+        if inner in values and outer in values and inner not in faults and values[inner] > values[outer] + ABOVE:
             text = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
-            wrong[inner] = text, 1 + values[inner] - values[outer]
+            faults[inner] = text, 1 + values[inner] - values[outer]
     for quantity, value in values.items():
         limits = row.within(quantity)
-        if quantity not in wrong and limits is not None and not limits[0] <= value <= limits[1]:
-            wrong[quantity] = _explain_distance(row, quantity, value, rows)
-    for quantity, (what, weight) in wrong.items():
-        yield _Fault(quantity=quantity, step=row.step, value=values[quantity], what=what, weight=weight)
+        if quantity not in faults and limits is not None and not limits[0] <= value <= limits[1]:
+            faults[quantity] = _explain_distance(row, quantity, value, rows)
+    for quantity, (explanation, weight) in faults.items():
+        yield _Fault(quantity=quantity, step=row.step, value=values[quantity], explanation=explanation, weight=weight)
 
 
 def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
@@ -247,8 +247,8 @@ def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]
     if row.load.blocks == 0:
         return f"{name} is {value:.3f}, although nothing ran", value
     blocks = format_count(row.load.blocks, "block")
-    ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
-    text = f"{name} is {value:.3f}, expected {must:.3f}: {ran}"
+    running = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
+    text = f"{name} is {value:.3f}, expected {must:.3f}: {running}"
     neighbour = None if quantity == "smocc_ratio" else _find_cap(row, value, rows)
     if neighbour is None:
         return text, abs(value - must)
@@ -272,16 +272,18 @@ def _find_cap(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
 
 def _find_stuck(rows: Sequence[Row]) -> Iterator[Finding]:
     for source, quantity in product(_list_sources(rows), QUANTITIES):
-        for where in dict.fromkeys(row.where for row in rows):
+        for place in dict.fromkeys(row.where for row in rows):
             seen = [
                 (row.expected[quantity], row.readings[source][quantity])
                 for row in rows
-                if row.where == where and quantity in row.expected and quantity in row.readings.get(source, {})
+                if row.where == place and quantity in row.expected and quantity in row.readings.get(source, {})
             ]
             must, values = [must for must, _ in seen], [value for _, value in seen]
             if seen and max(must) - min(must) > 1 / 2 and max(values) - min(values) < MOVES:
-                what = f"{_NAMES[quantity]} is constant: {max(values):.3f} in {len(values)} steps, from idle to full"
-                yield Finding(source=source, quantity=quantity, where=where, value=max(values), what=what)
+                explanation = (
+                    f"{_NAMES[quantity]} is constant: {max(values):.3f} in {len(values)} steps, from idle to full"
+                )
+                yield Finding(source=source, quantity=quantity, where=place, value=max(values), what=explanation)
 
 
 def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
@@ -291,8 +293,8 @@ def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
         covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
         for name in places if covered else ():
             if name not in covered:
-                what = f"no {_NAMES[quantity]}, which the source reports for {', '.join(sorted(covered))}"
-                yield Finding(source=source, quantity=quantity, where=name, what=what)
+                explanation = f"no {_NAMES[quantity]}, which the source reports for {', '.join(sorted(covered))}"
+                yield Finding(source=source, quantity=quantity, where=name, what=explanation)
 
 
 def _list_sources(rows: Iterable[Row]) -> dict[str, None]:

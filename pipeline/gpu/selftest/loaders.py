@@ -125,13 +125,13 @@ class Loader:
                     raise self._failure("ended")
                 self._pending += chunk
 
-    def _failure(self, how: str) -> LaunchError:
+    def _failure(self, event: str) -> LaunchError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_LIMIT_S)
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         return LaunchError(
-            f"the load of the self-test on {self._device.name} ({self._device.uuid}) {how} "
+            f"the load of the self-test on {self._device.name} ({self._device.uuid}) {event} "
             f"(status {self._process.returncode}): {lines[-1] if lines else 'no message'}"
         )
 

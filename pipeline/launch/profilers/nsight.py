@@ -76,8 +76,8 @@ def resume(programs: Programs) -> None:
     _run(_make_command(programs, "--resume"))
 
 
-def _make_command(programs: Programs, what: str) -> tuple[str, ...]:
-    return (programs.find("dcgmi"), "profile", what)
+def _make_command(programs: Programs, action: str) -> tuple[str, ...]:
+    return (programs.find("dcgmi"), "profile", action)
 
 
 def _run(words: Sequence[str]) -> bool:

@@ -134,9 +134,9 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads, block_on_close = True, False
     timeout = 0  # `_serve` calls the server only when a client is waiting
 
-    def __init__(self, *where: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         self.begun_s: dict[socket.socket, float] = {}
-        super().__init__(*where)
+        super().__init__(*arguments)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return len(self.begun_s) < _MOST_REQUESTS
@@ -257,21 +257,21 @@ class GroupSeries:
         work = Metric(WORK, "Work since the start of the job, in its work unit.", (*LABELS, "unit"), is_counter=True)
         rate = Metric(RATE, "Work per second, over the last seconds.", (*LABELS, "unit"))
         epoch = Metric(EPOCH, "Current epoch of the job.")
-        for now in self._jobs.read():
-            labels, unit = self._make_labels(now.job), now.job.workload.work_unit
-            phase.values[*labels, now.phase] = 1.0
-            for metric, value in ((work, now.total), (rate, now.per_s)):
+        for progress in self._jobs.read():
+            labels, unit = self._make_labels(progress.job), progress.job.workload.work_unit
+            phase.values[*labels, progress.phase] = 1.0
+            for metric, value in ((work, progress.total), (rate, progress.per_s)):
                 if value is not None:
                     metric.values[*labels, unit] = value
-            if now.epoch is not None:
-                epoch.values[labels] = now.epoch
+            if progress.epoch is not None:
+                epoch.values[labels] = progress.epoch
         yield from (phase, work, rate, epoch)
 
     def _read_samples(self) -> Iterator[Metric]:
         metrics: dict[str, Metric] = {}
         for (source, quantity, job, gi_id), value in self._select_newest():
-            name, known = name_metric(source, quantity), self._fields.get((source, quantity))
-            text = f"{known.source_id}, in {known.unit}" if known else ""
+            name, metric_field = name_metric(source, quantity), self._fields.get((source, quantity))
+            text = f"{metric_field.source_id}, in {metric_field.unit}" if metric_field else ""
             metric = metrics.setdefault(name, Metric(name, text))
             of_job = None if job is None else self._group.jobs[job]
             metric.values[self._make_labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value

@@ -38,13 +38,13 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
     device = group.device
     mode = device.facts.compute_mode or "default"
     if mode == "prohibited":
-        what = "no process"
+        limit = "no process"
     elif mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
-        what = f"only one process at once, but this group has {at_once}"
+        limit = f"only one process at once, but this group has {at_once}"
     else:
         return
     raise ConfigError(
-        f"scenario={group.scenario}: the compute mode {mode} of {device.name} ({device.uuid}) allows {what}; "
+        f"scenario={group.scenario}: the compute mode {mode} of {device.name} ({device.uuid}) allows {limit}; "
         f"change it as administrator: nvidia-smi -i {device.uuid} -c DEFAULT"
     )
 

@@ -103,9 +103,9 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
         raise ConfigError(f"{key}={selector} names a MIG device; name a whole GPU{remedy}")
     if len(matches) != 1:
         rows = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
-        what = "MIG devices" if is_mig else "GPUs"
+        kind = "MIG devices" if is_mig else "GPUs"
         listing = f"choose from {', '.join(rows)}" if devices else "check that `nvidia-smi` lists one"
-        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one; {listing}{remedy}")
+        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {kind}, not one; {listing}{remedy}")
     return matches[0]
 
 

@@ -119,7 +119,7 @@ def read(device: Device) -> Health:
             "why the clocks are throttled", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
         )
         corrected, uncorrected, is_remap_pending, has_remap_failed = (None,) * 4 if rows is None else rows
-        now, ever = (
+        volatile, aggregate = (
             nvml.ask_if_offered(
                 "the ECC errors",
                 pynvml.nvmlDeviceGetTotalEccErrors,
@@ -134,8 +134,8 @@ def read(device: Device) -> Health:
     switches = {"ECC": ecc, "MIG mode": mig}
     return Health(
         ecc_mode=None if ecc is None else _format_switch(ecc[0]),
-        num_ecc_uncorrected_now=now,
-        num_ecc_uncorrected_ever=ever,
+        num_ecc_uncorrected_now=volatile,
+        num_ecc_uncorrected_ever=aggregate,
         num_rows_remapped_correctable=corrected,
         num_rows_remapped_uncorrectable=uncorrected,
         is_remap_pending=None if rows is None else bool(is_remap_pending),
@@ -144,8 +144,8 @@ def read(device: Device) -> Health:
         is_page_retirement_pending=None if pending is None else bool(pending),
         recovery_action=action,
         waiting=tuple(
-            f"{what}: {_format_switch(modes[0])} -> {_format_switch(modes[1])}"
-            for what, modes in switches.items()
+            f"{name}: {_format_switch(modes[0])} -> {_format_switch(modes[1])}"
+            for name, modes in switches.items()
             if modes is not None and modes[0] != modes[1]
         ),
         throttle_reasons=None if reasons is None else describe_reasons(int(reasons)),
@@ -200,14 +200,14 @@ def _count_retired_pages(handle: object) -> int | None:
     )
     read_pages = pynvml.nvmlDeviceGetRetiredPages
     pages = [nvml.ask_if_offered("the retired pages", read_pages, handle, cause) for cause in causes]
-    known = [addresses for addresses in pages if addresses is not None]
-    return sum(map(len, known)) if known else None
+    readable = [addresses for addresses in pages if addresses is not None]
+    return sum(map(len, readable)) if readable else None
 
 
 def _read_recovery_action(handle: object) -> str | None:
-    what = "the recovery action"
+    quantity = "the recovery action"
     try:
-        values = nvml.ask_if_offered(what, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
+        values = nvml.ask_if_offered(quantity, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
     except nvml.NvmlError as error:
         if isinstance(error.__cause__, pynvml.NVMLError_InvalidArgument):
             return None

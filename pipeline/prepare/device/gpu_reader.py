@@ -230,8 +230,8 @@ class GpuReader:
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
                     on_device[entry.pid] = (kind, entry.usedGpuMemory)
             for pid, (kind, used) in on_device.items():
-                _, elsewhere = listed.get(pid, (kind, 0))
-                listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
+                _, used_elsewhere = listed.get(pid, (kind, 0))
+                listed[pid] = (kind, None if used is None or used_elsewhere is None else used + used_elsewhere)
         return listed
 
 

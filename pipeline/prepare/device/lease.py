@@ -135,10 +135,10 @@ def _find_path(folder: Path, device_uuid: str) -> Path:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        what = "is not writable" if folder.is_dir() else "does not exist"
+        problem = "is not writable" if folder.is_dir() else "does not exist"
         raise GpuBusyError(
-            f"{choose_remedy('gpu.lock_dir=', '--lock-dir ')}{folder} {what}; choose a folder that survives a restart "
-            "and is writable for every user"
+            f"{choose_remedy('gpu.lock_dir=', '--lock-dir ')}{folder} {problem}; choose a folder that survives a "
+            "restart and is writable for every user"
         )
 
 

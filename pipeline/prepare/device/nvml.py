@@ -185,28 +185,28 @@ def _has_nvidia_hardware() -> bool:
 
 
 @contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Raise errors of NVML as `NvmlError`; `what` names the quantity that is read."""
+def translate_errors(quantity: str) -> Iterator[None]:
+    """Raise errors of NVML as `NvmlError`; `quantity` names the value that is read."""
     try:
         yield
     except pynvml.NVMLError as error:
-        raise NvmlError(f"NVML cannot read {what}: {error}") from error
+        raise NvmlError(f"NVML cannot read {quantity}: {error}") from error
 
 
-def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of NVML; if the call fails, raise an NvmlError that names the quantity `what`."""
-    with translate_errors(what):
+def ask(quantity: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of NVML; if the call fails, raise an NvmlError that names `quantity`."""
+    with translate_errors(quantity):
         return function(*arguments)
 
 
-def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+def ask_if_offered(quantity: str, function: Callable[..., Any], *arguments: object) -> Any:
     """Like `ask`, but return `None` if the GPU, the driver or the permissions do not allow this call.
 
     For example, NVML reports some quantities of a GPU in MIG mode to root only, and answers "Unknown Error" for some
     in the Windows Subsystem for Linux (WSL).
     """
     try:
-        return ask(what, function, *arguments)
+        return ask(quantity, function, *arguments)
     except NvmlError as error:
         kinds = (
             *(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission),
@@ -298,8 +298,8 @@ def _read_state(handle: object) -> dict[str, Any]:
     power_limit_mw = ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     ecc = ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
     clocks_mhz = {
-        kind: ask_if_offered(f"the {kind} clock that is set", pynvml.nvmlDeviceGetApplicationsClock, handle, which)
-        for kind, which in (("graphics", pynvml.NVML_CLOCK_GRAPHICS), ("memory", pynvml.NVML_CLOCK_MEM))
+        kind: ask_if_offered(f"the {kind} clock that is set", pynvml.nvmlDeviceGetApplicationsClock, handle, clock_type)
+        for kind, clock_type in (("graphics", pynvml.NVML_CLOCK_GRAPHICS), ("memory", pynvml.NVML_CLOCK_MEM))
     }
     return {
         "driver_version": ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),

@@ -54,8 +54,8 @@ class Smi:
 
     def to_record(self) -> dict[str, Any]:
         """Return the arguments of this GPU's undo steps for the journal; programs are named without their paths."""
-        first, rest = self.admin[:1], self.admin[1:]
-        return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
+        first, arguments = self.admin[:1], self.admin[1:]
+        return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *arguments]}
 
     def admin_command(self, *arguments: str) -> tuple[str, ...]:
         return (*self.admin, self.program, *arguments)

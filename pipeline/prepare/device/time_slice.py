@@ -114,8 +114,8 @@ def _set(smi: Smi, target: str) -> None:
 def _find_value(listing: str) -> str | None:
     """Find the value in lines about time slices, else in all lines; formats other than driver 580's are unknown."""
     lines = listing.splitlines()
-    for about in ([line for line in lines if _ABOUT_IT.search(line)], lines):
-        values: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}
+    for candidate_lines in ([line for line in lines if _ABOUT_IT.search(line)], lines):
+        values: set[str] = {word.lower() for line in candidate_lines for word in _VALUE.findall(line)}
         if len(values) == 1:
             return values.pop()
     return None

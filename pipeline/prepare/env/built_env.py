@@ -128,9 +128,9 @@ class BuiltEnv(ABC):
                 if isinstance(state, Interpreter):
                     return state
                 # Upgrading an flock is not atomic, so the environment is inspected again afterwards.
-                if locks.try_take(handle) and isinstance(why := self._inspect(), str):
+                if locks.try_take(handle) and isinstance(reason := self._inspect(), str):
                     try:
-                        self._build(handle, why)
+                        self._build(handle, reason)
                     finally:
                         locks.drop(handle)
                     continue
@@ -208,9 +208,9 @@ class BuiltEnv(ABC):
             lock_digest=marker["lock_digest"],
         )
 
-    def _build(self, handle: int, why: str) -> None:
+    def _build(self, handle: int, reason: str) -> None:
         folder, prefix = self._folder, self._folder / "prefix"
-        words.say(f"{self.title} {why}; {self.builder} builds it in {folder}")
+        words.say(f"{self.title} {reason}; {self.builder} builds it in {folder}")
         begin_s = time.monotonic()
         try:
             _remove(folder)

@@ -165,11 +165,12 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
             package = {"url": url, "sha256": digest if len(digest) == 64 else sha256, "md5": digest[:32]}
             packages.append({key: v for key, v in package.items() if v and not (key == "md5" and len(digest) != 32)})
             sha256 = ""
-    wrong = [package["url"] for package in packages if "://" not in package["url"]]
-    if wrong or not packages:
+    invalid_urls = [package["url"] for package in packages if "://" not in package["url"]]
+    if invalid_urls or not packages:
         raise ConfigError(
-            f"env.file={file} has lines after {_EXPLICIT} that are not package URLs: {wrong[:3]}; list one URL per line"
-            if wrong
+            f"env.file={file} has lines after {_EXPLICIT} that are not package URLs: {invalid_urls[:3]}; "
+            "list one URL per line"
+            if invalid_urls
             else f"env.file={file} lists no package; add one package URL per line after {_EXPLICIT}"
         )
     requested = lock.read_request(text.splitlines())
@@ -202,7 +203,9 @@ def read_records(prefix: Path) -> list[dict[str, Any]]:
         record = json.loads(path.read_text(encoding="utf-8"))
         by_name[record["name"]] = record
     needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in by_name.items()}
-    graph = {name: [needed for needed in sorted(needs[name]) if needed in by_name] for name in sorted(by_name)}
+    graph = {
+        name: [dependency for dependency in sorted(needs[name]) if dependency in by_name] for name in sorted(by_name)
+    }
     try:
         ordered = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError:  # for example, pip and python may depend on each other

@@ -41,9 +41,9 @@ def _find_folder(package: Distribution) -> Path | None:
     if "dir_info" in origin:
         is_editable = origin["dir_info"].get("editable", False)
         return Path(unquote(urlsplit(str(origin["url"])).path)) if is_editable else None
-    beside = Path(package.place).parent
-    is_project = any((beside / name).is_file() for name in ("setup.py", "pyproject.toml"))
-    return beside if package.place.endswith(".egg-info") and is_project else None
+    folder = Path(package.place).parent
+    is_project = any((folder / name).is_file() for name in ("setup.py", "pyproject.toml"))
+    return folder if package.place.endswith(".egg-info") and is_project else None
 
 
 def _digest_modules(folder: Path) -> str:

@@ -24,10 +24,14 @@ def main() -> int:
 
     task = json.load(sys.stdin)
     classes = [member for member in vars(exceptions).values() if isinstance(member, type)]
-    known: tuple[type[Exception], ...] = (OSError, ValueError, *(c for c in classes if issubclass(c, Exception)))
+    expected_errors: tuple[type[Exception], ...] = (
+        OSError,
+        ValueError,
+        *(c for c in classes if issubclass(c, Exception)),
+    )
     try:
         asyncio.run(_build(task))
-    except known as error:
+    except expected_errors as error:
         sys.stderr.write(f"{str(error).strip()}\n")
         return 1
     return 0

@@ -103,8 +103,8 @@ def _explain_editable(place: str) -> str:
     url, _, fragment = address["url"].partition("#")
     parts = dict(part.partition("=")[::2] for part in fragment.split("&") if part)
     name = address["name"] or unquote(parts.pop("egg", ""))
-    rest = f"#{'&'.join(f'{key}={value}' for key, value in parts.items())}" if parts else ""
-    requirement = f"{name} @ {url}{rest}" if name else f"{url}{rest}"
+    url_fragment = f"#{'&'.join(f'{key}={value}' for key, value in parts.items())}" if parts else ""
+    requirement = f"{name} @ {url}{url_fragment}" if name else f"{url}{url_fragment}"
     return f"an editable package can change and cannot be recorded; leave -e out: {requirement}"
 
 

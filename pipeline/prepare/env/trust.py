@@ -40,10 +40,10 @@ def _is_open_to_others(status: os.stat_result) -> bool:
 
 def _iterate_parts(path: Path) -> Iterator[Path]:
     """Yield every folder, link and file on a path, from the root up to the first missing part."""
-    folder, rest, num_links = Path("/"), list(path.parts[1:]), 0
+    folder, remaining, num_links = Path("/"), list(path.parts[1:]), 0
     yield folder
-    while rest:
-        name = rest.pop(0)
+    while remaining:
+        name = remaining.pop(0)
         if name == "..":
             folder = folder.parent
             continue
@@ -56,7 +56,7 @@ def _iterate_parts(path: Path) -> Iterator[Path]:
         if num_links > _MOST_LINKS:
             return
         target = part.readlink()
-        rest = [*(target.parts[1:] if target.is_absolute() else target.parts), *rest]
+        remaining = [*(target.parts[1:] if target.is_absolute() else target.parts), *remaining]
         folder = Path("/") if target.is_absolute() else folder
 
 

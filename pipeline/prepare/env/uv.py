@@ -27,12 +27,12 @@ def choose_variables() -> dict[str, str]:
     The result excludes variables that the user has set, and the system's store if it is empty. If pip is configured
     with a certificate file, pip trusts only this file, and so does uv.
     """
-    chosen: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if not any(name in os.environ for name in _OF_SYSTEM) and _has_system_store():
-        chosen |= dict.fromkeys(_OF_SYSTEM, "true")
+        variables |= dict.fromkeys(_OF_SYSTEM, "true")
     if not any(name in os.environ for name in _OF_ANY) and (path := _find_path_of_pip()) is not None:
-        chosen[_OF_ANY[path.is_dir()]] = str(path)
-    return chosen
+        variables[_OF_ANY[path.is_dir()]] = str(path)
+    return variables
 
 
 def _has_system_store() -> bool:

@@ -38,9 +38,9 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
     for jobs in sorted(_group_jobs(requests), key=lambda jobs: (-len(jobs), -len(requests[jobs[0]] or ""))):
         one = next(
             (
-                taken
+                assigned
                 for gi_id in dict.fromkeys(device.gi_id for device in unassigned)
-                if (taken := _assign_from_instance(unassigned, jobs, requests, gi_id))
+                if (assigned := _assign_from_instance(unassigned, jobs, requests, gi_id))
             ),
             None,
         )

@@ -24,11 +24,11 @@ from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
 
 def refuse_unready(device: Device, state: MigState) -> None:
     """Raise SharingError if a GPU has a pending change of MIG mode, has GPU instances, or is in use."""
-    which = f"{device.name} ({device.uuid})"
+    gpu_name = f"{device.name} ({device.uuid})"
     if not state.is_settled:
         pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
         raise SharingError(
-            f"{which} has a pending change of MIG mode from {current} to {pending}; reset the GPU as administrator: "
+            f"{gpu_name} has a pending change of MIG mode from {current} to {pending}; reset the GPU as administrator: "
             f"nvidia-smi -i {device.uuid} --gpu-reset"
         )
     if state.instances:
@@ -37,7 +37,7 @@ def refuse_unready(device: Device, state: MigState) -> None:
             "use them with scenario=mig scenario.layout=existing, choose another GPU", "choose another GPU with --gpu"
         )
         raise SharingError(
-            f"{which} already has the GPU instances {ids}; {remedy}, or remove them: "
+            f"{gpu_name} already has the GPU instances {ids}; {remedy}, or remove them: "
             f"{entry_points.spell('gpu', 'clean')} after a killed run, {entry_points.spell('gpu', 'destroy')} for "
             "instances made by hand"
         )
@@ -47,7 +47,7 @@ def refuse_unready(device: Device, state: MigState) -> None:
             "end these processes (gpu.tolerate has no effect here), or choose another GPU",
             "end these processes, or choose another GPU with --gpu",
         )
-        raise SharingError(f"{which} cannot be divided while it is in use by {whom}; {remedy}")
+        raise SharingError(f"{gpu_name} cannot be divided while it is in use by {whom}; {remedy}")
 
 
 def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
@@ -125,7 +125,7 @@ def _make_parts(
 ) -> list[MigDevice]:
     devices: dict[int, MigDevice] = {}
     for position in compute.order_for_creation(planned.parts):
-        slices, beside = planned.parts[position], [device.ci_id for device in devices.values()]
+        slices, existing_ids = planned.parts[position], [device.ci_id for device in devices.values()]
         step = stack.enter_context(
             journal.guard(
                 "mig_compute_instance",
@@ -134,7 +134,7 @@ def _make_parts(
                 start=instance.start,
                 gi_id=instance.gi_id,
                 slices=slices,
-                beside=beside,
+                beside=existing_ids,
                 boot=boot_id(),
             )
         )
@@ -142,7 +142,7 @@ def _make_parts(
             instance.gi_id,
             compute.find_profile_id(planned.profile, slices),
             slices,
-            beside,
+            existing_ids,
             partial(journal.amend, step),
         )
     return [devices[position] for position in sorted(devices)]

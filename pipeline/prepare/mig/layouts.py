@@ -275,7 +275,7 @@ def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) ->
     """Find the first arrangement of profiles between existing instances; equal profiles are consecutive."""
     occupied = {slice_ for profile, start in around for slice_ in range(start, start + profile.memory_slices)}
 
-    def extend(placed: Placed, taken: frozenset[int]) -> Placed | None:
+    def extend(placed: Placed, used_slices: frozenset[int]) -> Placed | None:
         if len(placed) == len(profiles):
             return placed
         profile = profiles[len(placed)]
@@ -283,8 +283,8 @@ def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) ->
         lowest = placed[-1][1] if placed and placed[-1][0] == profile else -1
         for start in profile.starts:
             slices = frozenset(range(start, start + profile.memory_slices))
-            if start > lowest and not slices & taken:
-                extended = extend((*placed, (profile, start)), taken | slices)
+            if start > lowest and not slices & used_slices:
+                extended = extend((*placed, (profile, start)), used_slices | slices)
                 if extended is not None:
                     return extended
         return None
@@ -329,10 +329,10 @@ def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         return f"{memory} memory slices, but there are {gpu.memory_slices}"
     available = max(gpu.profiles, key=lambda profile: profile.size).engines
     for kind, (name, most) in enumerate(zip(_ENGINE_NAMES, available, strict=False)):
-        needed = sum(profile.engines[kind] or 0 for profile in profiles)
-        if most is not None and needed > most:
+        num_required = sum(profile.engines[kind] or 0 for profile in profiles)
+        if most is not None and num_required > most:
             users = " and ".join(dict.fromkeys(profile.name for profile in profiles if profile.engines[kind]))
-            return f"{format_count(needed, name)} of {users}, but the GPU has {most}"
+            return f"{format_count(num_required, name)} of {users}, but the GPU has {most}"
     halves = {profile.size for profile in profiles} >= {(3, 4), (4, 4)}
     if halves and gpu.driver_branch is not None and gpu.driver_branch < _HALVES_COEXIST_BRANCH:
         return f"4g and 3g together need a driver of branch {_HALVES_COEXIST_BRANCH} or later, not {gpu.driver_branch}"

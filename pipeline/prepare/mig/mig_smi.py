@@ -109,9 +109,9 @@ class MigSmi(Smi):
         return next((i for i in instances if (i.profile_id, i.start) == (profile_id, start)), None)
 
     def create_part(
-        self, gi_id: int, profile_id: int, slices: int, beside: Collection[int], amend: Callable[..., None]
+        self, gi_id: int, profile_id: int, slices: int, existing_ids: Collection[int], amend: Callable[..., None]
     ) -> MigDevice:
-        """Create a compute instance with `slices` in a GPU instance; `beside` has the ids of existing ones.
+        """Create a compute instance with `slices` in a GPU instance; `existing_ids` are those of existing ones.
 
         `amend` adds to the undo step what was created, also if it has another width.
         """
@@ -119,7 +119,9 @@ class MigSmi(Smi):
         ci_id = _parse_created_id("compute", output)
         inside = [device for device in self.read().devices if device.gi_id == gi_id]
         created = [
-            device for device in inside if (device.ci_id not in beside if ci_id is None else device.ci_id == ci_id)
+            device
+            for device in inside
+            if (device.ci_id not in existing_ids if ci_id is None else device.ci_id == ci_id)
         ]
         if len(created) == 1:
             amend(ci_id=created[0].ci_id, slices=created[0].compute_slices)
@@ -190,7 +192,7 @@ def destroy_instance(
     """
     control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
-    what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
+    action = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
 
     def ours(state: MigState) -> list[int]:
         candidates = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
@@ -204,7 +206,7 @@ def destroy_instance(
         (target,) = ours(state)
         if is_divided and (parts := inside(state, target)):
             raise SharingError(
-                f"{what} failed because of the compute instances {', '.join(map(str, parts))} that this project "
+                f"{action} failed because of the compute instances {', '.join(map(str, parts))} that this project "
                 f"did not create or could not destroy; destroy these compute instances, then run: {_CLEAN}"
             )
         outputs = [
@@ -214,7 +216,7 @@ def destroy_instance(
             outputs.append(control.run(control.destruction_command(target)).printed_line)
         return " / ".join(outputs)
 
-    _repeat(destroy, lambda: not ours(control.read()), control, what)
+    _repeat(destroy, lambda: not ours(control.read()), control, action)
 
 
 @undoes(
@@ -242,7 +244,7 @@ def destroy_part(
     """
     control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
-    what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
+    action = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
 
     def ours() -> list[int]:
         state = control.read()
@@ -257,15 +259,15 @@ def destroy_part(
         if len(candidates) > 1:
             ids = ",".join(map(str, candidates))
             raise SharingError(
-                f"{what} failed, because another program created one of {ids}; destroy all of them as administrator: "
+                f"{action} failed, because another program created one of {ids}; destroy all of them as administrator: "
                 f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then run: {_CLEAN}"
             )
         return control.run(control.destruction_command(gi_id, candidates[0])).printed_line
 
-    _repeat(destroy, lambda: not ours(), control, what)
+    _repeat(destroy, lambda: not ours(), control, action)
 
 
-def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSmi, what: str) -> None:
+def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSmi, action: str) -> None:
     """Repeat a command until its effect is read back; repeat only while the GPU reports that it is in use."""
     deadline = time.monotonic() + _RETRY_LIMIT_S
     while not is_done():
@@ -273,10 +275,10 @@ def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSm
         if is_done():
             return
         if _IN_USE not in output.lower():
-            raise SharingError(f"{what} failed; nvidia-smi printed: {output}; fix this problem, then run: {_CLEAN}")
+            raise SharingError(f"{action} failed; nvidia-smi printed: {output}; fix this problem, then run: {_CLEAN}")
         if time.monotonic() > deadline:
             raise SharingError(
-                f"{what} failed for {_RETRY_LIMIT_S:g} s; nvidia-smi printed: {output}; "
+                f"{action} failed for {_RETRY_LIMIT_S:g} s; nvidia-smi printed: {output}; "
                 f"{_describe_holders(control.uuid)}; then run: {_CLEAN}"
             )
         time.sleep(_RETRY_S)

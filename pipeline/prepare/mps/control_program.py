@@ -63,7 +63,7 @@ class ControlProgram:
         answer = self.ask_again(f"get_server_status {server}", limit_s)
         return None if answer[:1] == [_UNKNOWN_STATUS] else " / ".join(answer)
 
-    def environ(self, **further: str) -> dict[str, str]:
+    def environ(self, **variables: str) -> dict[str, str]:
         """Return the orchestrator's variables without settings of other MPS daemons, and with this pipe folder.
 
         The protocol version selects the commands that this module uses, because since release 615 the program also has
@@ -72,4 +72,4 @@ class ControlProgram:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"
         }
-        return inherited | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | further
+        return inherited | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | variables

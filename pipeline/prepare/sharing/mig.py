@@ -97,13 +97,13 @@ class Mig:
         return self._plan_layout(group)
 
     def _check_request(self, group: Group) -> None:
-        device, what = group.device, f"scenario={group.scenario}"
+        device, setting = group.device, f"scenario={group.scenario}"
         refusals.refuse_cpus(group, "an NVIDIA GPU with MIG")
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
-                f"naive or mps on this MIG device, or all MIG devices of its GPU: gpu.device={device.parent} "
-                "scenario=mig scenario.layout=existing"
+                f"{setting} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
+                "scenario=serial, naive or mps on this MIG device, or all MIG devices of its GPU: "
+                f"gpu.device={device.parent} scenario=mig scenario.layout=existing"
             )
         compute_mode.refuse_exclusive(group)
         compute_mode.refuse_forbidden(group, 1 if group.sequential else len(group.jobs))
@@ -114,11 +114,11 @@ class Mig:
                 f"{len(group.jobs) * self._per_job}; list one MIG profile for each instance"
             )
         if not self._uses_existing:
-            refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
+            refusals.refuse_without_admin(group, f"{setting} changes settings of {device.name}")
         if device.was_read and device.facts.mig_mode_current is None:
             raise ConfigError(
-                f"{what}: {device.name} ({device.uuid}) does not support MIG; choose another GPU with gpu.device, or "
-                "scenario=mps"
+                f"{setting}: {device.name} ({device.uuid}) does not support MIG; choose another GPU with gpu.device, "
+                "or scenario=mps"
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:
@@ -261,9 +261,9 @@ def _list_facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple
 def _describe(state: MigState) -> str:
     hidden = "GPU instances visible to administrators only"
     instances = hidden if state.instances is None else f"GPU instances {division.describe_instances(state.instances)}"
-    now, then = ("on" if is_on else "off" for is_on in (state.is_on, state.is_pending_on))
-    pending = "" if state.is_settled else f", {then} after a reset"
-    return f"MIG mode {now}{pending}, {instances}, {len(state.devices)} MIG devices"
+    current, next_mode = ("on" if is_on else "off" for is_on in (state.is_on, state.is_pending_on))
+    pending = "" if state.is_settled else f", {next_mode} after a reset"
+    return f"MIG mode {current}{pending}, {instances}, {len(state.devices)} MIG devices"
 
 
 def _compare(control: MigSmi, before: MigState) -> None:

@@ -184,7 +184,7 @@ def parse_version(version: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: float = 1.0) -> None:
+def refuse_too_many(group: Group, num_jobs: int, target: str = "one GPU", share: float = 1.0) -> None:
     """Raise ConfigError if MPS supports fewer clients than jobs on a device with this share of its GPU.
 
     The check is skipped if the device was not read.
@@ -195,7 +195,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
     if num_jobs > most:
         larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(
-            f"scenario={group.scenario}: MPS of CUDA {cuda} supports at most {most} clients on {where}, not "
+            f"scenario={group.scenario}: MPS of CUDA {cuda} supports at most {most} clients on {target}, not "
             f"{num_jobs}; use a lower degree{larger}"
         )
 

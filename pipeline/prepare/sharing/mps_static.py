@@ -44,11 +44,11 @@ class MpsStatic(Mps):
                 raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
     def check(self, group: Group) -> None:
-        device, what, facts = group.device, f"scenario={group.scenario}", group.device.facts
+        device, setting, facts = group.device, f"scenario={group.scenario}", group.device.facts
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
-                "naive or mps"
+                f"{setting} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
+                "scenario=serial, naive or mps"
             )
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
@@ -57,21 +57,21 @@ class MpsStatic(Mps):
             return
         size = mig_table.find_chunk_size(facts.compute_capability or (0, 0))
         if size is None:
-            raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
+            raise ConfigError(f"{setting} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(facts.cuda_version or "0.0") < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
-                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {facts.driver_version} with CUDA "
+                f"{setting} needs a driver with CUDA 13.1 or newer (R590), not {facts.driver_version} with CUDA "
                 f"{facts.cuda_version}; use scenario=mps or mps_percent{remedy}"
             )
         if device.is_simulated and facts.multiprocessors is None:
             raise ConfigError(
-                f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
+                f"{setting}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
         num_needed = sum(chunks or [1] * len(group.jobs))
         if facts.multiprocessors and num_needed > (most := mig_table.count_chunks(size, facts.multiprocessors)):
             raise ConfigError(
-                f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
+                f"{setting}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
                 f"{num_needed}; lower scenario.chunks, or use fewer jobs"
             )
 

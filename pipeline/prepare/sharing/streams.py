@@ -51,11 +51,11 @@ class Streams(Naive):
 def refuse_own_processes(group: Group) -> None:
     """Raise ConfigError for a group with a program, or a setting, that needs a process for each job."""
     for job in group.jobs:
-        if why := job.workload.own_process:
-            use = ", or" if "; use " in why else "; use"  # the reason may name a remedy
+        if reason := job.workload.own_process:
+            use = ", or" if "; use " in reason else "; use"  # the reason may name a remedy
             raise ConfigError(
                 f"scenario={group.scenario}: workload {job.workload.name} cannot share a process, because "
-                f"{why}{use} scenario=mps or naive"
+                f"{reason}{use} scenario=mps or naive"
             )
     settings = {f"profiler={group.profiler.name}": not group.profiler.is_none, "pin_cpus=true": group.pin_cpus}
     for setting in (setting for setting, is_set in settings.items() if is_set):

@@ -35,15 +35,15 @@ class Timeslice(Naive):
             raise ConfigError(f"scenario.timeslice={self.timeslice} is unknown; use one of {names}")
 
     def check(self, group: Group) -> None:
-        device, what = group.device, f"scenario={group.scenario}"
+        device, setting = group.device, f"scenario={group.scenario}"
         refusals.refuse_cpus(group)
         super().check(group)
         if device.parent is not None:
             raise ConfigError(
-                f"{what} changes a setting of a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
+                f"{setting} changes a setting of a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
                 "scenario=naive"
             )
-        refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
+        refusals.refuse_without_admin(group, f"{setting} changes the time slice of {device.name}")
         if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
         try:
@@ -51,7 +51,7 @@ class Timeslice(Naive):
         except SharingError as error:
             raise ConfigError(str(error)) from error
         if why_not is not None:
-            raise ConfigError(f"{what}: {why_not}")
+            raise ConfigError(f"{setting}: {why_not}")
 
     def list_setting_commands(self, group: Group) -> Commands:
         smi = self._smi(group)

@@ -121,13 +121,13 @@ class Driver:
                 free = (start,) if num_present < profile.max_instances else ()
             if not free or (start is not None and start not in free):
                 raise DriverError(codes.INSUFFICIENT_RESOURCES)
-            chosen = free[0] if start is None else start
+            selected = free[0] if start is None else start
             if gpu.health.mig_fault == "displaced":
-                chosen = next((other for other in free if other != start), chosen)
+                selected = next((other for other in free if other != start), selected)
             instance = GpuInstance(
-                id=queries.gpu_instance_id(model, index, chosen, profile.memory_slices),
+                id=queries.gpu_instance_id(model, index, selected, profile.memory_slices),
                 profile_id=profile_id,
-                start=chosen,
+                start=selected,
                 size=profile.memory_slices,
                 made_s=time.monotonic(),
             )

@@ -100,11 +100,11 @@ def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfi
         or _lacks_engines(model, [*present, profile])
     ):
         return ()
-    taken = {unit for instance in instances for unit in range(instance.start, instance.start + instance.size)}
+    used_slices = {unit for instance in instances for unit in range(instance.start, instance.start + instance.size)}
     return tuple(
         start
         for start in _order_starts(model, profile)
-        if taken.isdisjoint(range(start, start + profile.memory_slices))
+        if used_slices.isdisjoint(range(start, start + profile.memory_slices))
     )
 
 
@@ -146,10 +146,10 @@ def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_pr
     """
     if sum(other.profile_id == ci_profile.id for other in present) >= ci_profile.max_instances:
         return ()
-    taken = {unit for other in present for unit in range(other.start, other.start + other.size)}
+    used_slices = {unit for other in present for unit in range(other.start, other.start + other.size)}
     width = ci_profile.compute_slices
     starts = range(profile.compute_slices - width + 1)
-    free = [start for start in starts if taken.isdisjoint(range(start, start + width))]
+    free = [start for start in starts if used_slices.isdisjoint(range(start, start + width))]
     # Multiples of the instance's width come first, so that as many instances as possible fit.
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
@@ -166,8 +166,8 @@ def remaining_ci_capacity(profile: GiProfile, present: Sequence[ComputeInstance]
 def _lacks_engines(model: Model, profiles: Sequence[GiProfile]) -> bool:
     """Return whether instances need more engines of a kind than the largest instance has."""
     available = max(model.profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices)).engines
-    needed = (sum(count or 0 for count in counts) for counts in zip(*(p.engines for p in profiles), strict=True))
-    return any(most is not None and count > most for most, count in zip(available, needed, strict=True))
+    required = (sum(count or 0 for count in counts) for counts in zip(*(p.engines for p in profiles), strict=True))
+    return any(most is not None and count > most for most, count in zip(available, required, strict=True))
 
 
 def _order_starts(model: Model, profile: GiProfile) -> tuple[int, ...]:

@@ -413,7 +413,7 @@ def _from_json(text: str) -> State:
     if state.branch not in RELEASES:
         raise ValueError(f"branch {state.branch!r} is not one of {', '.join(RELEASES)}")
     for gpu in state.gpus:
-        for name, known in (("counter_fault", COUNTER_FAULTS), ("mig_fault", MIG_FAULTS)):
-            if (fault := getattr(gpu.health, name)) not in ("", *known):
-                raise ValueError(f"{name} {fault!r} is not one of {', '.join(known)}")
+        for name, faults in (("counter_fault", COUNTER_FAULTS), ("mig_fault", MIG_FAULTS)):
+            if (fault := getattr(gpu.health, name)) not in ("", *faults):
+                raise ValueError(f"{name} {fault!r} is not one of {', '.join(faults)}")
     return state

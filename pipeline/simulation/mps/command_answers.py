@@ -94,13 +94,13 @@ class Answers:
         self._priority = 0
 
     def answer(self, words: Sequence[str]) -> list[str]:
-        name, *rest = words or [""]
+        name, *arguments = words or [""]
         if name in self._program.commands:
             if name in ("sm_partition", "lspart"):
                 return self._answer_on_partitions(list(words))
             if match := _LIMIT_COMMAND.fullmatch(name):
-                return self._answer_on_limits(match, rest)
-            return list(getattr(self, f"_{name}")(rest))
+                return self._answer_on_limits(match, arguments)
+            return list(getattr(self, f"_{name}")(arguments))
         return [f'Unknown command "{name}"']
 
     def _answer_on_partitions(self, words: list[str]) -> list[str]:
@@ -109,52 +109,52 @@ class Answers:
         clients = self._control.server.clients if self._control.server else []
         return self._partitions.answer(words, {client.partition or "" for client in clients})
 
-    def _find(self, rest: Sequence[str]) -> Server | None:
+    def _find(self, arguments: Sequence[str]) -> Server | None:
         server = self._control.server
-        return server if server is not None and server.pid == _read_number(rest) else None
+        return server if server is not None and server.pid == _read_number(arguments) else None
 
-    def _get_server_list(self, rest: list[str]) -> list[str]:
+    def _get_server_list(self, arguments: list[str]) -> list[str]:
         return [str(self._control.server.pid)] if self._control.server else []
 
-    def _get_server_status(self, rest: list[str]) -> list[str]:
-        if not rest or _WHOLE.match(rest[0]) is None:
+    def _get_server_status(self, arguments: list[str]) -> list[str]:
+        if not arguments or _WHOLE.match(arguments[0]) is None:
             return ["A server PID is required"]
-        server = self._find(rest)
-        return [server.status] if server else _report_absence(rest)
+        server = self._find(arguments)
+        return [server.status] if server else _report_absence(arguments)
 
-    def _start_server(self, rest: list[str]) -> list[str]:
-        if rest[:1] != ["-uid"] or _WHOLE.match("".join(rest[1:2])) is None:
-            wrong = rest[1:2] if rest[:1] == ["-uid"] and self._program.names_wrong_user else []
-            return [*(f"Invalid UID: {word}" for word in wrong), self._program.start_usage]
+    def _start_server(self, arguments: list[str]) -> list[str]:
+        if arguments[:1] != ["-uid"] or _WHOLE.match("".join(arguments[1:2])) is None:
+            invalid_uids = arguments[1:2] if arguments[:1] == ["-uid"] and self._program.names_wrong_user else []
+            return [*(f"Invalid UID: {word}" for word in invalid_uids), self._program.start_usage]
         if self._control.server is None:
-            self._control.start_server(_read_number(rest[1:]))
+            self._control.start_server(_read_number(arguments[1:]))
         return []
 
-    def _shutdown_server(self, rest: list[str]) -> list[str]:
-        if (server := self._find(rest)) is None:
-            return _report_absence(rest)
-        if server.clients and "-f" not in rest:
+    def _shutdown_server(self, arguments: list[str]) -> list[str]:
+        if (server := self._find(arguments)) is None:
+            return _report_absence(arguments)
+        if server.clients and "-f" not in arguments:
             self._log(f"Server {server.pid} has {len(server.clients)} active worker threads. Server will not shutdown.")
         else:
             self._control.shut_down_server()
         return []
 
-    def _get_client_list(self, rest: list[str]) -> list[str]:
-        server = self._find(rest)
-        return [str(client.pid) for client in server.clients] if server else _report_absence(rest)
+    def _get_client_list(self, arguments: list[str]) -> list[str]:
+        server = self._find(arguments)
+        return [str(client.pid) for client in server.clients] if server else _report_absence(arguments)
 
-    def _get_device_client_list(self, rest: list[str]) -> list[str]:
-        if rest and _WHOLE.match(rest[0]) and self._find(rest) is None:
-            return _report_absence(rest)
+    def _get_device_client_list(self, arguments: list[str]) -> list[str]:
+        if arguments and _WHOLE.match(arguments[0]) and self._find(arguments) is None:
+            return _report_absence(arguments)
         if (server := self._control.server) is None:
             return []
         clients = [f"{client.pid}.1" for client in server.clients]  # number of the context within the process
         lines = ([f"[{index}] 00:00.0, {device.name}", *clients] for index, device in enumerate(self._devices))
         return [line for device_lines in lines for line in device_lines]
 
-    def _ps(self, rest: list[str]) -> list[str]:
-        if rest[:1] == ["-p"] and self._find(rest[1:]) is None:
-            return [*_report_absence(rest[1:]), *_report_absence(rest[1:]), ""]
+    def _ps(self, arguments: list[str]) -> list[str]:
+        if arguments[:1] == ["-p"] and self._find(arguments[1:]) is None:
+            return [*_report_absence(arguments[1:]), *_report_absence(arguments[1:]), ""]
         if (server := self._control.server) is None:
             return ["Server not found"]
         rows = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")] if server.clients else []
@@ -164,8 +164,8 @@ class Answers:
             rows.append((str(client.pid), str(number), str(server.pid), uuid, namespace, name))
         return [f"{a:<10}{b:<10}{c:<15}{d:<26}{e:<15}{f:<15}" for a, b, c, d, e, f in rows]
 
-    def _device_query(self, rest: list[str]) -> list[str]:
-        pids = [word for word in rest if _WHOLE.match(word)]
+    def _device_query(self, arguments: list[str]) -> list[str]:
+        pids = [word for word in arguments if _WHOLE.match(word)]
         if pids and self._find(pids) is None:
             return _report_absence(pids)
         titles = [] if pids else ["Default"]
@@ -176,24 +176,24 @@ class Answers:
         lines = [line for title in titles for line in ("", title, *table)]
         return lines[1:]
 
-    def _terminate_client(self, rest: list[str]) -> list[str]:
-        if self._find(rest) is None:
-            return [*_report_absence(rest), f"{_report_absence(rest)[0]}!", "1"]
-        return ["0" if self._control.disconnect_clients(_read_number(rest[1:])) else _NO_SUCH_CLIENT]
+    def _terminate_client(self, arguments: list[str]) -> list[str]:
+        if self._find(arguments) is None:
+            return [*_report_absence(arguments), f"{_report_absence(arguments)[0]}!", "1"]
+        return ["0" if self._control.disconnect_clients(_read_number(arguments[1:])) else _NO_SUCH_CLIENT]
 
-    def _answer_on_limits(self, command: re.Match[str], rest: list[str]) -> list[str]:
+    def _answer_on_limits(self, command: re.Match[str], arguments: list[str]) -> list[str]:
         verb, scope, quantity = command.groups()
         limits = self.defaults
         if scope is None:
-            if (server := self._find(rest)) is None:
-                return _report_absence(rest)
-            limits, rest = server.limits, rest[1:]
+            if (server := self._find(arguments)) is None:
+                return _report_absence(arguments)
+            limits, arguments = server.limits, arguments[1:]
         if quantity == "device_pinned_mem_limit":
-            return _set_memory(limits, rest) if verb == "set" else self._memory(limits, rest)
-        return self._set_percentage(limits, rest) if verb == "set" else [f"{limits.percentage:.1f}"]
+            return _set_memory(limits, arguments) if verb == "set" else self._memory(limits, arguments)
+        return self._set_percentage(limits, arguments) if verb == "set" else [f"{limits.percentage:.1f}"]
 
-    def _set_percentage(self, limits: Limits, rest: list[str]) -> list[str]:
-        number = _DECIMAL.match("".join(rest[:1]))
+    def _set_percentage(self, limits: Limits, arguments: list[str]) -> list[str]:
+        number = _DECIMAL.match("".join(arguments[:1]))
         share = float(number[0]) if number else 0.0
         if 0 < share <= 100:
             limits.percentage = share
@@ -201,20 +201,20 @@ class Answers:
             self._log("Invalid percentage, expected between (0.0, 100.0]")
         return [f"{limits.percentage:.1f}"]
 
-    def _memory(self, limits: Limits, rest: list[str]) -> list[str]:
-        if (limit := limits.memory.get(_read_number(rest))) is None:
+    def _memory(self, limits: Limits, arguments: list[str]) -> list[str]:
+        if (limit := limits.memory.get(_read_number(arguments))) is None:
             self._log("No default pinned memory limit set for the device!")
             return []
         return [limit]
 
-    def _get_default_client_priority(self, rest: list[str]) -> list[str]:
+    def _get_default_client_priority(self, arguments: list[str]) -> list[str]:
         return [str(self._priority)]
 
-    def _set_default_client_priority(self, rest: list[str]) -> list[str]:
-        if rest and _WHOLE.match(rest[0]):
-            if _read_number(rest) not in (0, 1):
+    def _set_default_client_priority(self, arguments: list[str]) -> list[str]:
+        if arguments and _WHOLE.match(arguments[0]):
+            if _read_number(arguments) not in (0, 1):
                 return ["Invalid priority value - must be 0 or 1!"]
-            self._priority = _read_number(rest)
+            self._priority = _read_number(arguments)
         return []
 
 
@@ -224,17 +224,17 @@ def _read_number(words: Sequence[str]) -> int:
     return int(number[0]) if number else 0
 
 
-def _report_absence(rest: Sequence[str]) -> list[str]:
-    return [f"Server {_read_number(rest)} not found"]
+def _report_absence(arguments: Sequence[str]) -> list[str]:
+    return [f"Server {_read_number(arguments)} not found"]
 
 
-def _set_memory(limits: Limits, rest: list[str]) -> list[str]:
+def _set_memory(limits: Limits, arguments: list[str]) -> list[str]:
     """Set a limit; an invalid value removes it, and gigabytes are rounded down."""
-    if len(rest) > 1:
-        limits.memory.pop(_read_number(rest), None)
-        if limit := _LIMIT.match(rest[1]):
+    if len(arguments) > 1:
+        limits.memory.pop(_read_number(arguments), None)
+        if limit := _LIMIT.match(arguments[1]):
             amount_mib = int(limit[1]) * (1024 if limit[2] == "G" else 1)
-            limits.memory[_read_number(rest)] = f"{amount_mib}M" if amount_mib < 1024 else f"{amount_mib // 1024}G"
+            limits.memory[_read_number(arguments)] = f"{amount_mib}M" if amount_mib < 1024 else f"{amount_mib // 1024}G"
     return []
 
 

@@ -42,10 +42,10 @@ class Daemon:
         self._is_legacy: bool = settings["is_legacy"]
         self._uuids: list[str] = settings["visible"]
         self._program = RELEASES[settings["branch"]].mps
-        known = self._program if self._is_legacy else _OF_V3
+        program = self._program if self._is_legacy else _OF_V3
         devices = [device for device in settings["devices"] if device.uuid in self._uuids]
         self._partitions = Partitions(devices, self._version) if settings["is_static"] else None
-        self._answers = Answers(known, devices, self._partitions, self, partial(self._log, "Control"))
+        self._answers = Answers(program, devices, self._partitions, self, partial(self._log, "Control"))
         self.server: Server | None = None
         self._server_pidfd: int | None = None
         self._pending: list[Client] = []

@@ -183,8 +183,8 @@ def _read_machine(settings: dict[str, Any]) -> None:
         assert chunk is not None, "every GPU with MIG has static partitions"
         multiprocessors = model.num_multiprocessors or 0
         num_chunks = mig_table.count_chunks(chunk, multiprocessors)
-        domain, bus, rest = gpu.bus_id.split(":")
-        number, function = rest.split(".")
+        domain, bus, slot = gpu.bus_id.split(":")
+        number, function = slot.split(".")
         pci = f"{domain[-4:]}:{bus}.{number}.{function:0>2}"
         settings["devices"].append(Device(gpu.uuid, multiprocessors, chunk, num_chunks, model.product, pci))
         for instance, ci in mig_devices(gpu):

@@ -293,7 +293,9 @@ def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, sce
 def test_a_gpu_goes_on_with_the_shard_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
-    part = fleets.Part(request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
+    part = fleets.Part(
+        request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), gpu_by_shard=begun
+    )
     assert [device.uuid for device in part.sort_devices()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
     part = dataclasses.replace(part, waiting=deque([4]))

@@ -90,7 +90,7 @@ def test_what_is_issued_ahead_begins_when_the_one_before_is_done(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
     loop = ClosedLoop(job, ArrivalProcess(kind="closed", outstanding=2, count=4))
     loop.begin(0)
-    BatchServer(job, loop, Service(clock, 10 * MS), Batching(ahead=2)).serve(4)
+    BatchServer(job, loop, Service(clock, 10 * MS), Batching(max_issued=2)).serve(4)
     assert [(begun // MS, done // MS) for _, _, begun, done, *_ in job.requests] == [
         (0, 10),
         (10, 20),
