@@ -126,11 +126,16 @@ def test_only_the_artifacts_of_the_chosen_case_are_read(filled: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{filled / DATABASE}"
-    assert main(["--experiment", scale.EXPERIMENT, "--uri", uri, "--out", str(tmp_path / "by-uri")]) == 0
-    assert command(filled, "--out", tmp_path / "by-root", "--no-log") == 0
-    first, second = ((tmp_path / name / "index.html").read_text() for name in ("by-uri", "by-root"))
+def test_a_store_is_read_by_its_uri_too(run, tmp_path: Path) -> None:
+    status, _, err = run("-m", *TOY, "scenario=serial,naive", "degree=2", "window.seconds=0.3", "window.settle_s=0.1")
+    assert status == 0, err
+    stores = {
+        "by-uri": ("--uri", f"sqlite:///{tmp_path / 'mlruns' / DATABASE}"),
+        "by-root": ("--root", str(tmp_path / "mlruns")),
+    }
+    for name, store in stores.items():
+        assert main(["--experiment", "collocation", *store, "--out", str(tmp_path / name), "--no-log"]) == 0
+    first, second = ((tmp_path / name / "index.html").read_text() for name in stores)
     assert first == second
 
 

@@ -9,9 +9,7 @@ import json
 import math
 import random
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import pytest
 
 from benchmarks.study_pairs import judge_pairs, make_quick_side, simulate_pairs
 from benchmarks.window_designs import DESIGNS, Jobs, Noise, make_study
-from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.record.store import bundle
@@ -376,10 +373,6 @@ def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: p
             folder,
             [group(s, d, b, k * r) for b, k in scattered for s, d, r in (("serial", 1, 100.0), ("naive", 2, naive))],
         )
-    with closing(sqlite3.connect(root / DATABASE)) as connection, connection:  # what a bundle reads
-        columns = "key, value, timestamp, step, is_nan, run_uuid"
-        connection.execute(f"INSERT INTO metrics ({columns}) SELECT {columns} FROM latest_metrics")
-        connection.execute("UPDATE runs SET artifact_uri = ? || run_uuid", (f"{root.as_uri()}/artifacts/",))
     file = tmp_path / "before.tar.xz"
     bundle.export(open_store(root), EXPERIMENT, file)
     assert main(["compare", str(file), str(other)]) == 1

@@ -28,8 +28,9 @@ def insert(root: Path, groups: list[dict]) -> None:
     open_store(root).open_experiment(EXPERIMENT)
     for number, group in enumerate(groups):
         record = make_record(number, group)
+        for run_id in (record.run_id, *(job.run_id for job in record.jobs)):
+            (root / "artifacts" / EXPERIMENT / run_id / "artifacts").mkdir(parents=True)
         folder = root / "artifacts" / EXPERIMENT / record.run_id / "artifacts"
-        folder.mkdir(parents=True)
         (folder / "record.json").write_text(group_record.encode(record))
 
 
