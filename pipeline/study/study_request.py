@@ -31,7 +31,7 @@ from pipeline.record.invocation import Invocation
 from pipeline.record.store import local_store
 from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
-from pipeline.study import summary
+from pipeline.study import published_figures
 from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
 # Keys that apply to the complete study; a sweep cannot vary them.
@@ -89,7 +89,7 @@ class StudyRequest:
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
             checked = plan_builder.check_plan(full_plan)
-            warnings = (*summary.list_missing_sources(checked), *checked.warnings)
+            warnings = (*published_figures.list_missing_sources(checked), *checked.warnings)
             return shards.select_shard(dataclasses.replace(checked, warnings=warnings), self.config.shard)
         # `is_sweep` adds baselines, because the original may be a baseline that was added to a sweep.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)

@@ -11,7 +11,7 @@ import yaml
 from pipeline.base.domain.records import Device, DeviceFacts, Plan
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
-from pipeline.study.summary import list_missing_sources
+from pipeline.study.published_figures import list_missing_sources
 from tests.conftest import GPU
 from tests.support.listener_contract import CPU
 

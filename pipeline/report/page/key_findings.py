@@ -153,7 +153,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
 
 
 def describe_setup(study: Study) -> list[str]:
-    """Return sentences on the common settings of all programs, on several GPUs, and on differing pooling."""
+    """Return sentences on the common settings of all programs, on several GPUs, and on differing hosts."""
     programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
     subject = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"

@@ -18,7 +18,7 @@ SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Places of pip's files that are the test's own, and a system that has uv."""
+    """Places of pip's files that are the test's own, and a system that has certificates."""
     for name in (*SYSTEM, "SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT", "PIP_CONFIG_FILE", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
