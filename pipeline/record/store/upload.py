@@ -161,8 +161,14 @@ def amend(store: Store, file: Path) -> None:
     Raises:
         TrackingError: the store has no finished run of that group yet.
     """
-    if not file.exists():
-        return
+    lock = file.with_suffix(".lock")
+    with suppress(FileNotFoundError), locks.hold_lock(lock):  # a second sender would read the record before this change
+        if file.exists():
+            _amend(store, file)
+        lock.unlink(missing_ok=True)
+
+
+def _amend(store: Store, file: Path) -> None:
     amendment = group_folder.read_amendment(file)
     all_runs = _find_runs(store, store.open_experiment(amendment.experiment), amendment.spool_id)
     runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
