@@ -55,8 +55,8 @@ def settings(group: Group) -> str:
 
 
 @pytest.fixture(scope="module")
-def text(made_once: Callable[..., Path]) -> str:
-    return made_once("robroek_plan", lambda path: path.write_text(format_plans(), encoding="utf-8")).read_text("utf-8")
+def text(write_once: Callable[..., Path]) -> str:
+    return write_once("robroek_plan", lambda path: path.write_text(format_plans(), encoding="utf-8")).read_text("utf-8")
 
 
 def format_plans() -> str:
