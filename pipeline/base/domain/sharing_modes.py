@@ -28,6 +28,7 @@ class SharingMode:
         colour, dark_colour: colours of the mode's bars and lines, on a light and on a dark background.
         marker, hatch: marker of the mode's lines and hatch of its bars, as in matplotlib, which distinguish modes in
             grey print.
+        description: what the mode does, for reports; empty if a report leaves it out.
         placement_fact: fact of a placement that the label shows (`PROFILE`, `PERCENTAGE`, `PARTITION`); empty for none.
         counts_instances: whether the label has the number of instances.
         default_text: text of the label if it shows neither a placement nor an option.
@@ -45,6 +46,7 @@ class SharingMode:
     marker: str = "o"
     _: KW_ONLY
     hatch: str = ""
+    description: str = ""
     placement_fact: str = ""
     counts_instances: bool = False
     default_text: str = ""
@@ -75,12 +77,46 @@ def is_program(option: str) -> bool:
 
 
 # Paul Tol's "high-contrast" scheme; for rarer modes, lighter "medium-contrast" colours and the teal of "muted".
-SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", ">", planned_as="naive")
-NAIVE = SharingMode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
-TIMESLICE = SharingMode(
-    "timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", hatch="||||", label_option="timeslice"
+SERIAL = SharingMode(
+    "serial",
+    "serial",
+    "serial",
+    "#cfcfcb",
+    "#6c6c70",
+    ">",
+    planned_as="naive",
+    description="one job after another, alone on the GPU",
 )
-MPS = SharingMode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
+NAIVE = SharingMode(
+    "naive",
+    "naive",
+    "naive",
+    "#ddaa33",
+    "#e3b341",
+    planned_as="naive",
+    description="each job is a process, and the driver lets one of them compute at a time (time slices)",
+)
+TIMESLICE = SharingMode(
+    "timeslice",
+    "time slice",
+    "time slice",
+    "#eecc66",
+    "#f0d688",
+    "<",
+    hatch="||||",
+    label_option="timeslice",
+    description="naive, with a chosen length of the time slices",
+)
+MPS = SharingMode(
+    "mps",
+    "MPS",
+    "MPS",
+    "#004488",
+    "#4f8fd6",
+    "s",
+    planned_as="mps",
+    description="each job is a process, and NVIDIA's Multi-Process Service (MPS) lets them compute at the same time",
+)
 MPS_PERCENT = SharingMode(
     "mps_percent",
     "MPS %",
@@ -92,6 +128,7 @@ MPS_PERCENT = SharingMode(
     placement_fact=PERCENTAGE,
     default_text="equal shares",
     planned_as="mps",
+    description="MPS with a limit for each job, in per cent of the multiprocessors (active thread percentage)",
 )
 MPS_STATIC = SharingMode(
     "mps_static",
@@ -103,6 +140,7 @@ MPS_STATIC = SharingMode(
     hatch="----",
     placement_fact=PARTITION,
     default_text="equal parts",
+    description="MPS with multiprocessors of its own for each job, in chunks (static partitions)",
 )
 MIG = SharingMode(
     "mig",
@@ -114,6 +152,7 @@ MIG = SharingMode(
     placement_fact=PROFILE,
     unnamed_options=("size_profile",),
     planned_as="mig",
+    description="each job on a GPU instance with multiprocessors and memory of its own (Multi-Instance GPU)",
 )
 MIG_MPS = SharingMode(
     "mig_mps",
@@ -127,10 +166,31 @@ MIG_MPS = SharingMode(
     counts_instances=True,
     unnamed_options=("num_instances",),
     planned_as="mig",
+    description="MIG, with several jobs on an instance under MPS",
 )
 _ONE_PROCESS = "isolation of memory and faults, because all jobs run in one process of one user"
-STREAMS = SharingMode("streams", "streams", "streams", "#332288", "#9d8ff0", "h", hatch="....", gives_up=_ONE_PROCESS)
-GREEN = SharingMode("green", "green contexts", "green", "#117733", "#58c77e", "8", hatch="**", gives_up=_ONE_PROCESS)
+STREAMS = SharingMode(
+    "streams",
+    "streams",
+    "streams",
+    "#332288",
+    "#9d8ff0",
+    "h",
+    hatch="....",
+    gives_up=_ONE_PROCESS,
+    description="all jobs in one process, each with a CUDA stream",
+)
+GREEN = SharingMode(
+    "green",
+    "green contexts",
+    "green",
+    "#117733",
+    "#58c77e",
+    "8",
+    hatch="**",
+    gives_up=_ONE_PROCESS,
+    description="all jobs in one process, each with multiprocessors of its own (CUDA green contexts)",
+)
 MODES: Mapping[str, SharingMode] = {
     mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS, STREAMS, GREEN)
 }

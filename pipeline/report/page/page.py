@@ -233,24 +233,10 @@ def _for_page(name: str, value: str, prefix: str) -> str:
     return _COLOR.sub(lambda colour: f"var(--{THEME[colour[0]]})", value.replace("url(#", f"url(#{prefix}-"))
 
 
-_MODES = {
-    "serial": "one job after another, alone on the GPU",
-    "naive": "each job is a process, and the driver lets one of them compute at a time (time slices)",
-    "timeslice": "naive, with a chosen length of the time slices",
-    "mps": "each job is a process, and NVIDIA's Multi-Process Service (MPS) lets them compute at the same time",
-    "mps_percent": "MPS with a limit for each job, in per cent of the multiprocessors (active thread percentage)",
-    "mps_static": "MPS with multiprocessors of its own for each job, in chunks (static partitions)",
-    "mig": "each job on a GPU instance with multiprocessors and memory of its own (Multi-Instance GPU)",
-    "mig_mps": "MIG, with several jobs on an instance under MPS",
-    "streams": "all jobs in one process, each with a CUDA stream",
-    "green": "all jobs in one process, each with multiprocessors of its own (CUDA green contexts)",
-}
-
-
 def list_methods(study: Study) -> list[tuple[str, str]]:
     """Return headings and texts on the sharing modes of a study and on the evaluation of its runs."""
-    modes = sorted({row.sharing for row in study.rows if row.sharing.name in _MODES}, key=lambda mode: mode.order)
-    descriptions = "; ".join(f"{mode.label}: {_MODES[mode.name]}" for mode in modes)
+    modes = sorted({row.sharing for row in study.rows if row.sharing.description}, key=lambda mode: mode.order)
+    descriptions = "; ".join(f"{mode.label}: {mode.description}" for mode in modes)
     return [
         *([("Sharing modes", f"{descriptions}.")] if descriptions else []),
         (
