@@ -1,7 +1,7 @@
 """The record of a group: the one typed row that the store, bundles and every reader of results share.
 
 A group's folder in the spool and the artifacts of its MLflow run have it as `record.json`. Readers use it alone; tags,
-params and metrics of MLflow (`store/run_tags.py`) are copies for people.
+params and metrics of MLflow (`store/content.py`) are copies for people.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.layout import SCRIPT_PREFIX
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.records import Result
@@ -375,7 +374,7 @@ def name_script_artifacts(scripts: Iterable[str]) -> dict[str, str]:
 
 
 def _name_artifact(name: str, index: int, is_unique: bool) -> str:
-    plain, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
+    plain, numbered = f"{layout.SCRIPT_PREFIX}{name}", f"{layout.SCRIPT_PREFIX}{index}-"
     if is_unique and len(os.fsencode(plain)) <= MAX_NAME_BYTES:
         return plain
     return numbered + os.fsencode(name)[-(MAX_NAME_BYTES - len(numbered)) :].decode(errors="ignore")

@@ -72,9 +72,16 @@ def locate(file: Path, run_id: str) -> Path:
         ConfigError: the file is not a complete bundle of this version.
         TrackingError: the bundle does not have the run.
     """
+    if (place := _list_places(file).get(run_id)) is None:
+        raise TrackingError(f"{file} has no run {run_id}")
+    return extract(file) / bundle_archive.GROUPS / place
+
+
+@functools.lru_cache(maxsize=1)
+def _list_places(file: Path) -> dict[str, str]:
+    """Map the ids of all groups and jobs of a bundle to their folders below `GROUPS`."""
+    places = {}
     for group in read_records(file)[1]:
-        if run_id in group.run_ids:
-            job = next((job for job in group.jobs if job.run_id == run_id), None)
-            folder = extract(file) / bundle_archive.GROUPS / group.run_id
-            return folder / (layout.ARTIFACTS if job is None else job.folder)
-    raise TrackingError(f"{file} has no run {run_id}")
+        places[group.run_id] = f"{group.run_id}/{layout.ARTIFACTS}"
+        places |= {job.run_id: f"{group.run_id}/{job.folder}" for job in group.jobs}
+    return places

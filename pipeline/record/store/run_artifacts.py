@@ -148,10 +148,11 @@ def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
     from mlflow.exceptions import MlflowException
 
     try:
+        if (folder := _locate_run(store, run_id)) is not None:
+            return path if (path := folder / name).exists() else None
         if name not in list_names(store, run_id):
             return None
-        folder = _locate_run(store, run_id)
-        return Path(store.client.download_artifacts(run_id, name, str(scratch))) if folder is None else folder / name
+        return Path(store.client.download_artifacts(run_id, name, str(scratch)))
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
 
