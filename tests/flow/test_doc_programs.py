@@ -66,7 +66,7 @@ BLOCKS = re.findall(r"^```(text|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
 
 
 def is_said(quoted: str, text: str) -> bool:
-    """Whether a line of the page stands in a text, its `...` for anything."""
+    """Return whether a line of the page occurs in a text; its `...` stands for anything."""
     return re.search(".*".join(map(re.escape, quoted.strip().split("..."))), text) is not None
 
 

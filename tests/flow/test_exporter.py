@@ -15,7 +15,7 @@ from pipeline.observe.exporters.prometheus import PrometheusExporter
 from tests.support import live_groups, prometheus_server
 from tests.support.run_cases import SHORT, TOY
 from tests.support.servers import refuse_or_skip
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe/exporters")
@@ -71,7 +71,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
     ended = prometheus.num_scrapes(port)
     _, err = process.communicate()
     assert process.returncode == 0, err
-    wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
+    wait_until(lambda: prometheus.num_scrapes(port) >= ended + 2)
     assert prometheus.series_of(port) == set()
     assert sorted(groups) == ["naive-2x-toy", "serial-1x-toy"]
     assert {dict(labels)["__name__"] for labels in exported} >= {
@@ -123,9 +123,9 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
     with PrometheusExporter(port, "127.0.0.1").serve() as showing:
         empty = set(queries)
         with showing(live_groups.mig_group(), live):
-            wait_for(have_data)
+            wait_until(have_data)
             assert len(prometheus.series_of(port)) > 60
         ended = prometheus.num_scrapes(port)
-        wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
+        wait_until(lambda: prometheus.num_scrapes(port) >= ended + 2)
         assert prometheus.series_of(port) == set()
         assert [query for query in queries if prometheus.query(query)] == []

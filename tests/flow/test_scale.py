@@ -19,7 +19,7 @@ from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY
 from tests.support.run_program import Program
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/scale")
@@ -95,8 +95,8 @@ def test_workers_finish_their_shards_if_the_launcher_is_killed(start, tmp_path):
         except TrackingError:  # the store has no group yet
             return False
 
-    wait_for(is_done, 60)
-    wait_for(lambda: not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus), 60)
+    wait_until(is_done, 60)
+    wait_until(lambda: not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus), 60)
 
 
 @pytest.mark.slow

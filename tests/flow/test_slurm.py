@@ -24,7 +24,7 @@ from tests.support import forks, slurm_cluster
 from tests.support.mlflow_server import start_server
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.servers import refuse_or_skip
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]"]
@@ -92,7 +92,7 @@ class Array:
             except TrackingError:  # a group says on its terminal that it begins before the server has it
                 return False
 
-        wait_for(are_measured, 120)
+        wait_until(are_measured, 120)
 
     def overview(self):
         return read_overview(self.server, f"{self.folder.name}-rehearsal", squeue.read_cluster_states)
@@ -105,7 +105,7 @@ class Array:
 
     def start_now(self, *shards):
         """Once tasks are requeued: they may begin after two minutes only, if nobody says otherwise."""
-        wait_for(lambda: all(self.state_of(shard) == "PENDING" for shard in shards), 120)
+        wait_until(lambda: all(self.state_of(shard) == "PENDING" for shard in shards), 120)
         for shard in shards:
             self.update(shard, "starttime=now")
 
@@ -119,7 +119,7 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     array.wait_until_measured(1, 2)
     slurm.tell("scancel", f"{array.job}_2")
     slurm.tell("scontrol", "requeue", f"{array.job}_1")
-    wait_for(lambda: array.overview().shards[0].state == WAITING, 120)
+    wait_until(lambda: array.overview().shards[0].state == WAITING, 120)
     array.start_now(1)
     array.wait_until_measured(3)
     # As Slurm does before a time limit, which it looks at every half minute only.
@@ -163,9 +163,9 @@ def test_shards_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_o
     slurm.kill(seeming)
     slurm.give_up()
     slurm.restart_control()
-    wait_for(lambda: array.overview().shards[0].state == WAITING, 120)
+    wait_until(lambda: array.overview().shards[0].state == WAITING, 120)
     # What runs on a node that nobody believes in ends its shard.
-    wait_for(lambda: "2 groups in " in array.log_of(2), 120)
+    wait_until(lambda: "2 groups in " in array.log_of(2), 120)
     assert array.overview().shards[1].state == "done"
     slurm.start()
     array.start_now(1, 2)
@@ -216,7 +216,7 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         assert (process.returncode, f"shards 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
         name = f"{tmp_path.name}-rehearsal"
-        wait_for(lambda: read_overview(server, name, squeue.read_cluster_states).shards[0].state == NOT_BEGUN, 60)
+        wait_until(lambda: read_overview(server, name, squeue.read_cluster_states).shards[0].state == NOT_BEGUN, 60)
     finally:
         slurm.tell("scontrol", "update", "partitionname=test", "state=up")
 

@@ -18,7 +18,7 @@ from pipeline.record.invocation import STUDY as TYPED
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.run_program import Program
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.covers("pipeline/scale")
 
@@ -120,7 +120,7 @@ def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
         assert worker.stdin is not None
         worker.stdin.write(shards)
         worker.stdin.flush()
-        wait_for(lambda: any(folder.glob("mlruns/spool/*/*_well/jobs/0/stdout.log")))  # noqa: B023
+        wait_until(lambda: any(folder.glob("mlruns/spool/*/*_well/jobs/0/stdout.log")))  # noqa: B023
         children = psutil.Process(worker.pid).children(recursive=True)
         worker.send_signal(signal.SIGUSR1)
         _, err = worker.communicate(120)

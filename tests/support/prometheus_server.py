@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.slurm_cluster import free_ports
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 _CONF = """\
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
@@ -80,7 +80,7 @@ def running(folder: Path, num_targets: int) -> Iterator[Prometheus]:
             return False
 
     try:
-        wait_for(is_up)
+        wait_until(is_up)
         yield server
     finally:
         process.terminate()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.tracking_cases import wait_for
+from tests.support.waiting import wait_until
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 _PLACES = "/usr/sbin:/usr/bin"
@@ -82,7 +82,7 @@ class Cluster:
         self._start("slurmctld", "-D")
         for node in self.nodes:
             self._start("slurmd", "-D", "-N", node, name=node)
-        wait_for(self._is_in_service, _LIMIT_S)
+        wait_until(self._is_in_service, _LIMIT_S)
 
     def kill(self, node: str, *, is_with_jobs: bool = False) -> None:
         """Kill the slurmd of a node; its jobs continue, unless `is_with_jobs` also kills all their processes."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,13 +188,6 @@ def sample(
 ) -> str:
     t_ns = START + int(second * SECOND)
     return json.dumps({"source": source, "t_ns": t_ns, "job": job, "gi_id": gi_id, "values": values}) + "\n"
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.005)
 
 
 class Recorded:

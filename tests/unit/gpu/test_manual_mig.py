@@ -96,13 +96,6 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         yield machine
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
-
-
 def gpu_of(machine: MigMachine) -> Device:
     with install_driver(machine.file.path):
         return nvml.list_devices()[0]

@@ -108,7 +108,7 @@ def test_another_scenario_drops_the_options_of_blocks():
 
 
 @pytest.mark.slow
-def test_each_combination_refers_to_its_own_choices(tmp_path):
+def test_each_combination_refers_to_its_list_project_choices(tmp_path):
     overrides = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
     names = dry_run(tmp_path, *overrides, "workload.name=a_${hydra:runtime.choices.scenario}")
     assert sorted(names) == ["naive-1x-a_naive", "serial-1x-a_serial"]
@@ -230,7 +230,7 @@ def test_contradictions_are_refused(arguments, words):
 
 
 @pytest.fixture(autouse=True)
-def _own_choices(monkeypatch):
+def _list_project_choices(monkeypatch):
     """Forget what Hydra composed before, here and in the tests that follow."""
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
 

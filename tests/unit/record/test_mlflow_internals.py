@@ -1,4 +1,4 @@
-"""What the project knows of MLflow beyond its documented interface stands in few modules."""
+"""Uses of MLflow beyond its documented interface are in few modules."""
 
 from __future__ import annotations
 

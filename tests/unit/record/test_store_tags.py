@@ -1,4 +1,4 @@
-"""What only programs read is stored under names that MLflow's pages do not show."""
+"""Tags for programs have names that MLflow's pages do not show."""
 
 from __future__ import annotations
 

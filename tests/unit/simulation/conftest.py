@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,3 @@ def smi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Callable[.
         return status, capsys.readouterr().out
 
     return call
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    """PID of a real process."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()

@@ -449,7 +449,7 @@ def test_gpm_tells_a_gpu_from_its_instances(source: StateFile) -> None:
 
 
 def _gract_and_smact(take: Callable[[object], object]) -> list[float | None]:
-    """What GPM makes of two samples that are taken so."""
+    """Return the metrics that GPM computes from two samples."""
     samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
     for sample in samples:
         take(sample)

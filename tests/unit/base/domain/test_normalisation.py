@@ -118,7 +118,7 @@ def test_a_group_is_as_slow_as_its_slowest_service_and_what_one_lacks_it_lacks()
 
 
 def make_baselines(*groups: tuple[str, str]) -> Baselines[str, str]:
-    """Of groups of jobs in turn: each by its name and the letters of its jobs, each job as `<group>-<position>`."""
+    """Return groups of jobs, given as a name and the letters of the jobs; a job is named `<group>-<position>`."""
     baselines: Baselines[str, str] = Baselines()
     for name, jobs in groups:
         baselines.add(name, tuple(jobs), [f"{name}-{position}" for position in range(len(jobs))])

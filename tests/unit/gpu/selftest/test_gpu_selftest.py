@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +64,6 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
         return steps["idle"], steps["full"]
 
     monkeypatch.setattr(gpu_selftest, "plan_steps", first_and_last)
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process.pid
-        process.kill()
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ PLACES = [
 
 
 def list_placements(gpu):
-    """What runs on a GPU, as place and service."""
+    """Return the places and services of a GPU."""
     return {(instance["profile"], instance["start"], instance["service"]) for instance in gpu["instances"]}
 
 

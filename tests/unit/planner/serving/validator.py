@@ -288,7 +288,7 @@ def plain_profiles(model):
 
 
 def draw_rows(chance, workload, model):
-    """What was measured of a workload: some of the instances, one or two processes, one or two batch sizes."""
+    """Return the rows of a workload for some instances, one or two processes and one or two batch sizes."""
     base, power = chance.uniform(20, 60), chance.uniform(0.6, 1.1)
     profiles = plain_profiles(model)
     for name, slices, memory_mib in chance.sample(profiles, chance.randint(2, min(4, len(profiles)))):
