@@ -284,9 +284,9 @@ def _make_run(run: Run, facts: Mapping[str, str], clock: Clock, inherited: Mappi
     """Return the fields that a group and its jobs have in common; a job does not repeat its group's facts."""
     result = facts.get("result", "")
     is_running = run["status"] == "RUNNING"
-    own = {key: text for key, text in facts.items() if key not in _TYPED and inherited.get(key) != text}
-    notes = {key: text for key, text in own.items() if key in _NOTES or key.startswith("listener.")}
-    provenance = {key: text for key, text in own.items() if key not in notes}
+    job_facts = {key: text for key, text in facts.items() if key not in _TYPED and inherited.get(key) != text}
+    notes = {key: text for key, text in job_facts.items() if key in _NOTES or key.startswith("listener.")}
+    provenance = {key: text for key, text in job_facts.items() if key not in notes}
     if commit := run["tags"].get(Tag.GIT_COMMIT):
         provenance |= {} if inherited.get("program_commit") == commit else {"program_commit": commit}
     return {
