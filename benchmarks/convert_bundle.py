@@ -27,9 +27,11 @@ from urllib.parse import unquote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import PREFIX, Tag
 from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.record import group_record
 from pipeline.record.group_record import Clock, GroupRecord, JobRecord, Point
 from pipeline.record.store import bundle_archive, bundle_reader
@@ -78,8 +80,18 @@ _NOTES = frozenset(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert, or compare; return the exit status."""
+    """Convert, or compare; return the exit status: 1 if bundles differ, 2 for unusable input."""
     options = _parse(arguments)
+    try:
+        return _run(options)
+    except CollocationError as error:
+        sys.stderr.write(f"error: {error}\n")
+    except (OSError, tarfile.TarError, sqlite3.Error, ValueError, KeyError) as error:
+        sys.stderr.write(f"error: cannot convert {options.old} to {options.new}: {error}; check both paths\n")
+    return 2
+
+
+def _run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         experiment, runs, folders = read_old(options.old, options.experiment, Path(scratch))
         if options.check:
@@ -104,17 +116,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def read_old(old: Path, experiment: str, scratch: Path) -> tuple[str, list[Run], dict[str, Path]]:
-    """Return the experiment, its runs, and the folder with the artifacts of each run."""
+    """Return the experiment, its runs, and the folder with the artifacts of each run.
+
+    Raises:
+        ConfigError: nothing in `old` needs a conversion.
+    """
     if old.is_file():
         with tarfile.open(old, "r:xz") as archive:
             archive.extractall(scratch, filter="data")
         experiment = json.loads((scratch / "manifest.json").read_text())["experiment"]
+        if (scratch / bundle_archive.GROUPS).is_dir():
+            raise ConfigError(f"{old} is a bundle of this version; use it as it is")
         lines = (scratch / "runs.jsonl").read_text(encoding="utf-8").split("\n")
         runs = [json.loads(line) for line in lines if line]
         folders = {run["run_id"]: scratch / "artifacts" / run["run_id"] for run in runs}
     else:
         runs = _read_database(old / "mlflow.db", experiment)
         folders = {run["run_id"]: _locate(run.pop("artifact_uri"), old) for run in runs}
+        if not runs:
+            raise ConfigError(f"{old} has no runs of experiment {experiment}; choose another with --experiment")
+        if any((folder / layout.RECORD).exists() for folder in folders.values()):
+            raise ConfigError(f"{old} has records of this version; use it as it is")
     return experiment, [_rename(run) for run in runs], folders
 
 

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import convert_bundle
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
-from pipeline.record.store import bundle_reader
+from pipeline.record.store import bundle_archive, bundle_reader
 from pipeline.report.read import rows
 
 GROUP_ID, JOB_ID = "a" * 32, "b" * 32
@@ -157,3 +157,27 @@ def test_the_check_names_what_differs(tmp_path: Path, capsys, monkeypatch) -> No
     assert convert_bundle.main([str(tmp_path / "old"), str(tmp_path / "new"), "--check"]) == 1
     printed = capsys.readouterr()
     assert printed.err.startswith(f"metrics of {JOB_ID}: ") and printed.out.endswith("2 runs compared, 1 differences\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent", "unable to open database file; check both paths"),
+        ("note.txt", "not an lzma file; check both paths"),
+        ("new.tar.xz", "is a bundle of this version; use it as it is"),
+    ],
+)
+def test_an_unusable_input_is_one_line(tmp_path: Path, capsys, name: str, message: str) -> None:
+    (tmp_path / "note.txt").write_text("no bundle")
+    bundle_archive.write(tmp_path / "new.tar.xz", "study", {f"{bundle_archive.GROUPS}/a/record.json": b"{}"})
+    assert convert_bundle.main([str(tmp_path / name), str(tmp_path / "out.tar.xz")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.endswith(f"{message}\n") and error.count("\n") == 1
+    assert not (tmp_path / "out.tar.xz").exists()
+
+
+def test_a_store_without_runs_of_the_experiment_is_one_line(tmp_path: Path, capsys) -> None:
+    store = tmp_path / "old"
+    write_old_store(store)
+    assert convert_bundle.main([str(store), str(tmp_path / "out.tar.xz"), "--experiment", "absent"]) == 2
+    assert "has no runs of experiment absent; choose another with --experiment" in capsys.readouterr().err
