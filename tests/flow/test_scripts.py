@@ -10,7 +10,9 @@ from tests.conftest import TOYS
 from tests.support.run_cases import groups
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/observe/program_rates")
+pytestmark = pytest.mark.covers(
+    "pipeline/observe/logged_rate.py", "pipeline/observe/output_rates.py", "pipeline/observe/output_lines.py"
+)
 
 
 @pytest.fixture

@@ -60,7 +60,12 @@ def test_what_need_not_be_imported_is_known_by_its_text():
 
 
 def test_each_test_of_the_flow_names_what_it_is_about_and_that_is_there():
+    def is_there(room: str) -> bool:
+        path = PROJECT_DIR / room
+        # a folder that is gone may stand here with its cached modules
+        return path.is_file() or any(file.suffix not in ("", ".pyc") for file in path.rglob("*"))
+
     for path in (PROJECT_DIR / "tests/flow").glob("test_*.py"):
         (named,) = ROOMS.findall(path.read_text(encoding="utf-8"))
         rooms = re.findall('"([^"]+)"', named)
-        assert rooms and all((PROJECT_DIR / room).exists() for room in rooms), path
+        assert rooms and all(map(is_there, rooms)), path
