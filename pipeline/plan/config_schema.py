@@ -231,6 +231,12 @@ class Config:
         most=100,
     )
     repeats_max: int = option("with `repeats=auto`: most blocks; at least 5", 20, least=1, most=10_000)
+    advise_minutes: float | None = option(
+        "look for the best number of jobs and sharing mode for at most this many minutes: groups that can no longer be "
+        "the answer are left out ([advice.md](advice.md)); set by `+experiment=advise`",
+        None,
+        above=0,
+    )
     seed: int = option(f"seed for training and for the order; at most {MAX_SEED}", 0, least=0, most=MAX_SEED)
     order: Order = option("order of groups in a block: shuffled by the seed, or as listed", Order.random)
     baseline: Baseline = option(

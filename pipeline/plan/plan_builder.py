@@ -12,7 +12,7 @@ import difflib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -58,7 +58,9 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
         launches = group_by_launch(list(by_digest.values()))
-        if first.order is Order.random:
+        if first.advise_minutes and block == 1:  # one job more after another, which need the memory of one alone
+            launches.sort(key=lambda launch: not launch[0].sequential)
+        elif first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(launches)  # noqa: S311  an order, not a secret
             launches = join_cases(launches)
         ordered += chain.from_iterable(launches)
@@ -75,9 +77,9 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     )
 
 
-def cut_plan(plan: Plan, num_blocks: int) -> Plan:
-    """Return the plan of the first blocks, which equals the plan of a study with this number of repeats."""
-    groups = tuple(group for group in plan.groups if group.block <= num_blocks)
+def cut_plan(plan: Plan, is_kept: Callable[[Group], bool]) -> Plan:
+    """Return the plan of some of the groups; of the first blocks, it equals the plan with this number of repeats."""
+    groups = tuple(filter(is_kept, plan.groups))
     return dataclasses.replace(plan, groups=groups, goal=None, **_identify(groups))
 
 

@@ -36,6 +36,7 @@ from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
+from pipeline.study.climb import Climb
 from pipeline.study.group_execution import StudyResources
 from pipeline.study.stopping_rule import StoppingRule
 from pipeline.study.study_request import StudyRequest
@@ -63,6 +64,8 @@ class StudyRun:
         self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
         num_compared = len(plan_builder.select_compared(plan.groups))
+        minutes = self.config.advise_minutes
+        self.climb = None if minutes is None else Climb(plan.experiment, plan.groups, minutes)
         self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -113,6 +116,7 @@ class StudyRun:
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in finished_rows], groups))
+        view.progress.is_open = self.climb is not None
         if self.rule is not None:
             self._print_block_forecast(self.rule, groups, finished_rows, view.progress)
         if self.config.memory is Memory.forecast:
@@ -228,6 +232,9 @@ class StudyRun:
             for launch in plan_builder.split_by_launch(groups):
                 if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
                     break
+                if self.climb is not None and not self.climb.wants(launch[0], self._list_latest_rows()):
+                    view.progress.drop(launch)
+                    continue
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
@@ -256,7 +263,7 @@ class StudyRun:
         if any(row.group.block >= block for row in self.rows):  # the block has begun, or an earlier one runs again
             return False
         if is_reached := rule.stops_before(block, self._list_latest_rows()):
-            self.plan = plan_builder.cut_plan(self.plan, block - 1)
+            self.plan = plan_builder.cut_plan(self.plan, lambda group: group.block < block)
         progress.last_block, progress.is_least = rule.last_block, rule.is_least
         return is_reached
 
@@ -291,8 +298,15 @@ class StudyRun:
         return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:
+        if self.climb is not None:
+            ran = {row.group.digest for row in self.rows}
+            self.plan = plan_builder.cut_plan(self.plan, lambda group: group.digest in ran)
         try:
-            if self.rows:
+            if self.rows and self.climb is not None:
+                options = self.request.invocation.words_of_launcher or self.request.invocation.words
+                answer = self.climb.answer(self._list_latest_rows(), options)
+                sys.stdout.writelines(f"{line}\n" for line in answer)
+            elif self.rows:
                 # rows are still being sent
                 summary.show(self.plan.experiment, self._list_latest_rows(), self.request.reproduction)
         finally:
@@ -308,6 +322,8 @@ class StudyRun:
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         if self.rule is not None:
             self._print_precision(self.rule)
+        if self.climb is not None and self.rows:
+            stored_results.assign_to_plan(self.request, self.plan, self.rows)
         self._print_resume_command()
 
     def _print_precision(self, rule: StoppingRule) -> None:

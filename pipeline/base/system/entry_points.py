@@ -21,8 +21,9 @@ from pipeline.base.system.paths import PROJECT_DIR
 COMMAND = "collocate"
 VARIABLE = "COLLOCATION_COMMAND"
 """The variable set by the command; jobs do not inherit it."""
-RUN = "run"
+RUN, ADVISE = "run", "advise"
 PROGRAMS = {
+    ADVISE: "find how many copies of a job to run, and in which sharing mode",
     RUN: "measure jobs side by side",
     "report": "write a study's page, figures and tables; export it to one file",
     "gpu": "show, partition, check and clean up GPUs",
