@@ -49,7 +49,7 @@ class Climb:
 
     def wants(self, group: Group, rows: Sequence[GroupResult]) -> bool:
         """Return whether a group is to run, after the rows of this study."""
-        if self.is_decided or group.skip_reason is not None or self.left_s <= 0:
+        if self.is_decided or group.skip_reason is not None or self.remaining_s <= 0:
             return False
         if group.block != self._block:
             self._begin_block(group.block, rows)
@@ -60,7 +60,7 @@ class Climb:
         return self._is_next_rung(group, rows) if self._block == 1 else group.key in self._chosen
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """The seconds until no group is started."""
         return 60 * self.minutes - (self._clock() - self._begin_s)
 
@@ -156,8 +156,8 @@ def _explain(rows: Sequence[GroupResult]) -> str:
 def _replace(options: Sequence[str], *new: str, keeps_study: bool = False) -> list[str]:
     """Replace the options that set the number of jobs and the study by new ones."""
     dropped = {user_command.key_of(word) for word in new} | ({"resume"} if keeps_study else {"advise_minutes"})
-    own, program = user_command.divide(entry_points.divide(options)[1])
-    kept = [word for word in own if user_command.key_of(word) not in dropped]
+    overrides, program = user_command.divide(entry_points.divide(options)[1])
+    remaining = [word for word in overrides if user_command.key_of(word) not in dropped]
     if not keeps_study:
-        kept = [word for word in kept if word not in ("-m", "--multirun") and user_command.key_of(word) != "experiment"]
-    return [*kept, *new, *program]
+        remaining = [word for word in remaining if word not in ("-m", "--multirun", "+experiment=advise")]
+    return [*remaining, *new, *program]

@@ -47,12 +47,12 @@ class Recommendation:
 
     Attributes:
         candidates: cells with a speed-up over serial, the simplest first; serial itself is the first.
-        others: cells of modes that give up isolation, with a speed-up.
+        without_isolation: cells of modes that give up isolation, with a speed-up.
         without_figure: cells that ran out of memory, were skipped or have no valid block.
     """
 
     candidates: tuple[Cell, ...]
-    others: tuple[Cell, ...]
+    without_isolation: tuple[Cell, ...]
     without_figure: tuple[Cell, ...]
 
     @cached_property
@@ -68,9 +68,9 @@ class Recommendation:
     def open(self) -> tuple[Cell, ...]:
         """The candidates, other than the choice, that may still be the better choice."""
         order = self.candidates.index(self.choice)
-        simpler, others = self.candidates[:order], self.candidates[order + 1 :]
+        simpler, harder = self.candidates[:order], self.candidates[order + 1 :]
         unproven = [cell for cell in simpler if not self.is_slower(cell)]  # they may be as fast as the choice
-        return (*unproven, *(cell for cell in others if not self.is_slower(cell) and self._may_be_faster(cell)))
+        return (*unproven, *(cell for cell in harder if not self.is_slower(cell) and self._may_be_faster(cell)))
 
     @property
     def has_interval(self) -> bool:
@@ -80,7 +80,7 @@ class Recommendation:
     @property
     def best_of_modes(self) -> list[Cell]:
         """The fastest number of jobs of each mode."""
-        modes = group_by([*self.candidates[1:], *self.others], lambda cell: cell.mode)
+        modes = group_by([*self.candidates[1:], *self.without_isolation], lambda cell: cell.mode)
         return [max(cells, key=_speedup) for cells in modes.values()]
 
     def _is_alike(self, cell: Cell) -> bool:
@@ -111,7 +111,7 @@ def recommend(cells: Iterable[Cell]) -> Recommendation | None:
     )
     return Recommendation(
         candidates=(_make_serial(with_figure), *candidates),
-        others=tuple(cell for cell in with_figure if cell.sharing.gives_up),
+        without_isolation=tuple(cell for cell in with_figure if cell.sharing.gives_up),
         without_figure=tuple(cell for cell in shared if cell not in with_figure),
     )
 
@@ -226,7 +226,7 @@ def _format_gain(cell: Cell, noun: str = "") -> str:
 
 def _list_table(recommendation: Recommendation) -> Iterator[str]:
     """Yield a row for each number of jobs, with the speed-up over serial in each mode."""
-    cells = (*recommendation.candidates[1:], *recommendation.others, *recommendation.without_figure)
+    cells = (*recommendation.candidates[1:], *recommendation.without_isolation, *recommendation.without_figure)
     modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.sharing.order)))
     by_place = {(cell.degree, cell.mode): cell for cell in cells}
     most = max((_speedup(cell) for cell in cells if SPEEDUP in cell.estimates), default=1.0)
