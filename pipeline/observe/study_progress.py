@@ -118,9 +118,9 @@ class Progress:
         assert self._left[0] is group
         self._group_begin_s = self._clock()
 
-    def drop(self, groups: Sequence[Group]) -> None:
-        """Remove the next groups, which do not run."""
-        del self._left[: len(groups)]
+    def replace_next(self, planned: Sequence[Group], chosen: Sequence[Group]) -> None:
+        """Replace the next planned groups by those that run."""
+        self._left[: len(planned)] = chosen
 
     def done(self, result: Result) -> None:
         assert self._group_begin_s is not None

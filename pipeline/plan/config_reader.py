@@ -169,6 +169,9 @@ def refuse_settings(config: Config) -> None:
 
 
 def _refuse_repeats(config: Config) -> None:
+    if config.advise_minutes is not None and (config.shard is not None or config.repeats == AUTO_REPEATS):
+        reason = "repeats=auto" if config.shard is None else f"shard={config.shard}"
+        raise ConfigError(f"advise_minutes compares all blocks while they run, so {reason} is not possible; remove it")
     if config.repeats != AUTO_REPEATS:
         if isinstance(config.repeats, str):
             raise ConfigError(f"repeats={config.repeats} must be a number or {AUTO_REPEATS}")

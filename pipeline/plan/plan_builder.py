@@ -67,6 +67,11 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     by_case = first.shard_of is ShardOf.case
     selected = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(selected, start=1))
+    if first.advise_minutes and not select_compared(numbered):
+        raise ConfigError(
+            "advise_minutes needs groups with a speed-up over one job alone, but every group is serial, has no "
+            "baseline, has co-runners or a set rate, or is skipped; remove these settings"
+        )
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,

@@ -21,6 +21,8 @@ from pipeline.observe.group_result import GroupResult
 if TYPE_CHECKING:
     from pipeline.report.evaluate.recommendation import Recommendation
 
+_RUNGS_OF_LAUNCH = 3
+"""Numbers of jobs that a launch of the first block adds, if one launch measures several."""
 _BLOCKS_WITHOUT_FIGURE = 2
 """Blocks after which a study ends if none of its groups has a valid speed-up."""
 
@@ -47,17 +49,20 @@ class Climb:
             for members in group_by(shared.values(), lambda group: (group.scenario, str(group.options))).values()
         ]
 
-    def wants(self, group: Group, rows: Sequence[GroupResult]) -> bool:
-        """Return whether a group is to run, after the rows of this study."""
-        if self.is_decided or group.skip_reason is not None or self.remaining_s <= 0:
-            return False
-        if group.block != self._block:
-            self._begin_block(group.block, rows)
-            if self.is_decided:
-                return False
-        if group.sequential:
-            return True
-        return self._is_next_rung(group, rows) if self._block == 1 else group.key in self._chosen
+    def select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
+        """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
+        if self.remaining_s > 0 and launch[0].block != self._block:
+            self._begin_block(launch[0].block, rows)
+        if self.is_decided or self.remaining_s <= 0:
+            return []
+        ran = {row.group.digest for row in rows}
+        groups = [group for group in launch if group.skip_reason is None and group.digest not in ran]
+        if self._block > 1:
+            return [group for group in groups if group.sequential or group.key in self._chosen]
+        shared = [group for group in groups if not group.sequential]
+        is_open = len(shared) < len(groups) or self._rises(shared, rows)
+        # A launch of several groups measures as many in the time of one.
+        return groups if len(shared) < len(groups) else shared[-_RUNGS_OF_LAUNCH:] if is_open else []
 
     @property
     def remaining_s(self) -> float:
@@ -97,13 +102,17 @@ class Climb:
         if self.recommendation is None and block > _BLOCKS_WITHOUT_FIGURE:
             self.is_decided = True
 
-    def _is_next_rung(self, group: Group, rows: Sequence[GroupResult]) -> bool:
-        ladder = next(members for members in self._ladders if any(member.key == group.key for member in members))
+    def _rises(self, groups: Sequence[Group], rows: Sequence[GroupResult]) -> bool:
+        """Return whether the speed-up still rises below groups of one mode, the last of which has the fewest jobs."""
+        if not groups:
+            return False
+        ladder = next(members for members in self._ladders if any(member.key == groups[-1].key for member in members))
         by_key = {row.group.key: row for row in rows}
-        below = [by_key[member.key] for member in ladder if len(member.jobs) < len(group.jobs) and member.key in by_key]
-        if not below:
-            return group.key == ladder[0].key
-        speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below]
+        num_jobs = len(groups[-1].jobs)
+        below = [by_key.get(member.key) for member in ladder if len(member.jobs) < num_jobs]
+        if not below or below[-1] is None:
+            return not below
+        speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below if row is not None]
         return below[-1].result is Result.OK and speeds[-1] > max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str]) -> Iterator[str]:

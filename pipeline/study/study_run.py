@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,12 +229,20 @@ class StudyRun:
                 slices_s=self._list_slice_lengths(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
-            for launch in plan_builder.split_by_launch(groups):
+            launches = deque(plan_builder.split_by_launch(groups))
+            while launches:
+                launch = launches.popleft()
                 if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
                     break
-                if self.climb is not None and not self.climb.wants(launch[0], self._list_latest_rows()):
-                    view.progress.drop(launch)
-                    continue
+                if self.climb is not None:
+                    selected = self.climb.select(launch, self._list_latest_rows())
+                    remaining = [group for group in launch if group not in selected] if selected else []
+                    view.progress.replace_next(launch, [*selected, *remaining])
+                    if remaining:
+                        launches.appendleft(remaining)
+                    if not selected:
+                        continue
+                    launch = selected
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break

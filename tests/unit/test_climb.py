@@ -69,8 +69,8 @@ def search(curves, machine, minutes=10.0):
     groups, comparison, rows = plan(curves), Comparison(), []
     climb = Climb("test", groups, minutes, clock=lambda: machine.clock_s)
     for the_group in groups:
-        if climb.wants(the_group, [comparison.get_latest(row) for row in rows]):
-            rows.append(machine.run(the_group))
+        for selected in climb.select([the_group], [comparison.get_latest(row) for row in rows]):
+            rows.append(machine.run(selected))
             comparison.add(rows[-1])
     rows = [comparison.get_latest(row) for row in rows]
     climb.evaluate(rows)

@@ -191,6 +191,13 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
         (["repeats_max=20000"], "repeats_max=20000 must be at most 10000"),
         (["repeats=auto", "precision_goal_pct=0"], "precision_goal_pct=0.0 must be greater than 0, and finite"),
         (["repeats=auto", "precision_goal_pct=101"], "precision_goal_pct=101.0 must be at most 100"),
+        (["advise_minutes=0"], "advise_minutes=0.0 must be greater than 0"),
+        (
+            ["advise_minutes=1", "shard=2"],
+            "advise_minutes compares all blocks .* so shard=2 is not possible; remove it",
+        ),
+        (["advise_minutes=1", "repeats=auto"], "so repeats=auto is not possible; remove it"),
+        (["advise_minutes=1", "scenario=serial"], "advise_minutes needs groups with a speed-up"),
         (["repeats=auto", "shard=2"], "shard=2 conflicts with repeats=auto, .*; remove shard, or set repeats=NUMBER"),
         *(
             (["repeats=auto", *overrides], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
