@@ -25,6 +25,7 @@ from pipeline.report import comparison_command
 from pipeline.report.__main__ import main
 from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides, list_differences
 from pipeline.report.evaluate.contrasts import Quantity
+from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.statistics import DRIFT_BLOCKS, MARGIN, compare_studies, follows_host
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -50,7 +51,8 @@ def rows(
         for mode, degree, rate in (("serial", 1, 1000.0), ("naive", 2, naive)):
             speed = rate / degree * of_host * math.exp(rng.gauss(0, scatter))
             metrics = {"energy_per_sample_j": energy_j * math.exp(rng.gauss(0, scatter))}
-            group_rows.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
+            start = {"start_ms": 1_000_000 * block + 1_000 * seed}
+            group_rows.append(copies(mode, degree, speed, block, metrics=metrics, **start | changes))
     return group_rows
 
 
@@ -59,6 +61,10 @@ def list_changes(before: list[Row], after: list[Row], tolerance: float = MARGIN)
     (comparison,) = compare([study(*before)], study(*after), lambda _: tolerance)
     assert not comparison.missing and not comparison.added
     return {(change.mode, change.quantity.value): change for change in comparison.changes}
+
+
+def name_gain(change: CaseChange) -> str:
+    return "" if change.gain is None else METRICS[change.gain.metric].title
 
 
 def make_noisy_rows(seed: int, noise: float = 0.02, **changes: Any) -> list[Row]:
@@ -79,10 +85,10 @@ def test_the_noise_of_energy_is_not_that_of_the_host() -> None:
 
 def test_a_speedup_over_serial_decides_on_one_host_only() -> None:
     before, after = rows(1, host=0.1), rows(2, host=0.1, naive=900.0)
-    assert list_changes(before, after)["naive", "speed"].decided_by == "speed-up over serial"
+    assert name_gain(list_changes(before, after)["naive", "speed"]) == "speed-up over serial"
     elsewhere = [dataclasses.replace(row, gpu_uuid="GPU-2", boot_id="boot-2") for row in after]
     change = list_changes(before, elsewhere)["naive", "speed"]
-    assert (change.decided_by, change.change) == ("", Change.UNDECIDED)
+    assert (change.gain, change.change) == (None, Change.UNDECIDED)
 
 
 def test_the_test_is_that_of_welch_on_logarithms() -> None:
@@ -137,7 +143,7 @@ def test_a_group_that_fills_the_gpu_is_decided_by_its_throughput(
     changes = list_changes(rows(1), rows(2, naive), tolerance)
     assert changes["naive", "speed"].change is change and changes["serial", "speed"].change is Change.EQUAL
     assert changes["naive", "speed"].ratio.median == pytest.approx(naive / 1500, rel=0.004)
-    assert changes["naive", "speed"].p_adjusted < 0.05 and not changes["naive", "speed"].decided_by
+    assert changes["naive", "speed"].p_adjusted < 0.05 and changes["naive", "speed"].gain is None
 
 
 def test_energy_is_compared_where_both_have_it_and_never_makes_a_regression() -> None:
@@ -154,10 +160,10 @@ def test_energy_is_compared_where_both_have_it_and_never_makes_a_regression() ->
 def test_a_group_that_waits_for_the_host_is_decided_by_its_speed_up() -> None:
     changes = list_changes(rows(1, host=0.1), rows(2, 1500.0 / 1.5, host=0.1))
     assert changes["naive", "speed"].change is Change.SLOWER and changes["naive", "speed"].is_drifting
-    assert changes["naive", "speed"].decided_by == "speed-up over serial"
-    assert changes["naive", "speed"].decided_by_ratio.median == pytest.approx(1 / 1.5, rel=0.01)
+    assert name_gain(changes["naive", "speed"]) == "speed-up over serial"
+    assert changes["naive", "speed"].gain.ratio.median == pytest.approx(1 / 1.5, rel=0.01)
     alone = changes["serial", "speed"]
-    assert (alone.change, alone.decided_by, alone.is_drifting) == (Change.UNDECIDED, "", True)
+    assert (alone.change, alone.gain, alone.is_drifting) == (Change.UNDECIDED, None, True)
 
 
 def test_a_speed_up_that_fell_because_the_baseline_is_faster_is_no_slowdown() -> None:
@@ -166,7 +172,7 @@ def test_a_speed_up_that_fell_because_the_baseline_is_faster_is_no_slowdown() ->
         for r in rows(1, host=0.03)
     ]
     naive = list_changes(rows(1, host=0.03), after)["naive", "speed"]
-    assert naive.decided_by_ratio.median == pytest.approx(1 / 1.4) and naive.change is Change.UNDECIDED
+    assert naive.gain.ratio.median == pytest.approx(1 / 1.4) and naive.change is Change.UNDECIDED
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (1, 1)])
@@ -203,8 +209,8 @@ def services(ms: float, seed: int, sustained: float = 1.0) -> list[Row]:
 
 def test_services_are_compared_by_latency_and_fail_if_they_do_not_sustain_their_rate() -> None:
     slower = list_changes(services(20.0, 1), services(22.0, 2))["naive", "speed"]
-    assert (slower.change, slower.measure, slower.unit) == (Change.SLOWER, "p99 latency of the slowest job", "ms")
-    assert slower.ratio.median == pytest.approx(20 / 22, rel=0.01) and slower.after.figure.median > 21
+    assert (slower.change, slower.metric.heading()) == (Change.SLOWER, "p99 latency of the slowest job (ms)")
+    assert slower.ratio.median == pytest.approx(20 / 22, rel=0.01) and slower.find_figure(1).median > 21
 
 
 def test_fixed_work_is_compared_by_its_time() -> None:
@@ -218,13 +224,13 @@ def test_fixed_work_is_compared_by_its_time() -> None:
         return timed_rows
 
     change = list_changes(make_timed_rows(10.0, 1), make_timed_rows(11.0, 2))["naive", "speed"]
-    assert (change.change, change.measure) == (Change.SLOWER, "total time")
+    assert (change.change, change.metric.title) == (Change.SLOWER, "total time")
     assert change.ratio.median == pytest.approx(10 / 11, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("result", "change"),
-    [(Result.OOM, Change.FAILS), (Result.WRONG_RESULTS, Change.FAILS), (Result.SKIPPED, Change.NOT_COMPARED)],
+    [(Result.OOM, Change.FAILS), (Result.WRONG_RESULTS, Change.FAILS), (Result.SKIPPED, Change.NO_FIGURE)],
 )
 def test_a_case_that_fails_now_is_a_regression(result: Result, change: Change) -> None:
     after = [dataclasses.replace(r, result=result, reason="why") if r.degree == 2 else r for r in rows(2)]
@@ -313,7 +319,7 @@ def test_what_is_simulated_says_so(run: Run) -> None:
     studies = {name: study(*rows(seed, is_simulated=True)) for seed, name in enumerate(("before", "after"))}
     status, out, _ = run(studies)
     assert status == 0 and "Both studies are simulated: no measurement of a real GPU." in out
-    assert json.loads(run(studies, "--json")[1])["newest"]["is_simulated"] is True
+    assert json.loads(run(studies, "--json")[1])["is_simulated"] is True
 
 
 def test_of_several_references_those_on_the_gpu_model_of_the_newest_study_count(run: Run, tmp_path: Path) -> None:
@@ -328,10 +334,8 @@ def test_of_several_references_those_on_the_gpu_model_of_the_newest_study_count(
     report = json.loads(file.read_text())
     assert status == report["status"] == 1 and "of h200" not in out
     verdicts = {
-        reference["study"]["source"]: {
-            change["mode"]: change["change"]
-            for change in reference["comparison"]["changes"]
-            if change["quantity"] == Quantity.SPEED
+        reference["cases"][0]["reference"]: {
+            case["mode"]: case["verdict"] for case in reference["cases"] if case["quantity"] == Quantity.SPEED
         }
         for reference in report["references"]
     }
@@ -357,8 +361,8 @@ def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> 
     ]
     assert float(table_rows[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
     lines = page.read_text().splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("| speed |"))
-    assert {line.count("|") for line in lines[head : head + 4]} == {lines[head].count("|")}
+    assert lines[:3] == ["## synthetic: before and after", "", "```"] and lines[-1] == "```"
+    assert lines[3:-1] == run(studies)[1].splitlines()
 
 
 @pytest.mark.slow
@@ -407,10 +411,13 @@ def test_simulated_studies_are_compared_as_measured_ones() -> None:
     shared = [change for change in comparison.changes if change.mode != "serial"]
     assert len(shared) == 7 and all(change.is_drifting for change in shared)
     assert {change.change for change in shared} <= {Change.UNDECIDED, Change.EQUAL}
-    assert any(change.decided_by for change in shared)
+    assert any(change.gain for change in shared)
     (quick,) = compare_sides([make_quick_side(before)], make_quick_side(after), lambda _: MARGIN)
     figures = [
-        [(change.name, change.change, change.ratio, change.decided_by_ratio, change.p_adjusted) for change in changes]
+        [
+            (change.name, change.change, change.ratio, change.gain and change.gain.ratio, change.p_adjusted)
+            for change in changes
+        ]
         for changes in (comparison.changes, quick.changes)
     ]
     for measured, simulated in zip(*figures, strict=True):
