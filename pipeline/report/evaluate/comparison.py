@@ -64,8 +64,11 @@ _NOT_COMPARED = {"command_line", "plan", "seed", "precision_goal_pct"}
 """Facts that differ between any two studies, or are settings of cases."""
 _NOT_RECORDED = "not recorded"
 _MOST_NAMED = 3
-_LEAST_WAITING = 3
-"""The least number of cases that wait for the host, to tell a change of the host from one of the GPU."""
+_LEAST_MOVED, _MOVED_SHARE = 3, 0.75
+"""The least number and share of the cases that wait for the host, whose change shows that the host changed.
+
+Not all change, because some cases that scatter like the host fill the GPU most of the time.
+"""
 
 
 class Change(enum.StrEnum):
@@ -183,24 +186,23 @@ class StudyComparison:
 
     @property
     def host_change(self) -> str:
-        """The change of the host: `the host differs (0.72 times, 11 of 11 cases), not the GPU (1.003 times)`.
+        """The change of the host: `the host differs (0.72 times, 11 of 12 cases that wait for it), ...`.
 
-        It is empty unless all cases that wait for the host became slower, or all faster, and no other case did.
+        It is empty unless most cases that wait for the host changed in one direction, and no other case changed.
         """
-        speeds = [change for change in self.changes if change.has_loss and change.is_tested]
         ratios: dict[bool, list[float]] = {True: [], False: []}
-        for change in speeds:
-            if change.metric is not None and change.metric.unit and change.ratio is not None:
+        for change in self.changes:
+            # A ratio of a mix, to serial, holds for one host.
+            if change.has_loss and change.is_tested and change.metric and change.metric.unit and change.ratio:
                 ratios[change.is_drifting].append(change.ratio.median)
         waiting, filling = ratios[True], ratios[False]
-        if len(waiting) < _LEAST_WAITING or not filling:
+        slower, faster = ([r for r in waiting if r < 1 / (1 + MARGIN)], [r for r in waiting if r > 1 + MARGIN])
+        moved = max(slower, faster, key=len)
+        is_gpu_equal = filling and 1 / (1 + MARGIN) <= min(filling) <= max(filling) <= 1 + MARGIN
+        if len(moved) < max(_LEAST_MOVED, _MOVED_SHARE * len(waiting)) or not is_gpu_equal:
             return ""
-        moves_together = max(waiting) < 1 / (1 + MARGIN) or min(waiting) > 1 + MARGIN
-        if not moves_together or min(filling) < 1 / (1 + MARGIN) or max(filling) > 1 + MARGIN:
-            return ""
-        host, gpu = median(waiting), median(filling)
-        number = len(waiting)
-        return f"the host differs ({host:.2f} times, {number} of {number} cases), not the GPU ({gpu:.3f} times)"
+        cases = f"{len(moved)} of {len(waiting)} cases that wait for it"
+        return f"the host differs ({median(moved):.2f} times, {cases}), not the GPU ({median(filling):.3f} times)"
 
 
 def find_worst_bound(changes: Iterable[CaseChange]) -> CaseChange | None:

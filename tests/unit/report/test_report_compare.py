@@ -8,22 +8,34 @@ import io
 import json
 import math
 import random
+import re
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.study_pairs import judge_pairs, make_quick_side, simulate_pairs
-from benchmarks.window_designs import DESIGNS, Jobs, Noise, make_study
+from benchmarks.study_pairs import SLOWED, judge_pairs, make_quick_side, simulate_pairs
+from benchmarks.window_designs import DESIGNS, GROUPS, Jobs, Noise, make_study
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
+from pipeline.base.system import words
 from pipeline.record.store import bundle
 from pipeline.record.store.local_store import open_store
 from pipeline.report import comparison_command
 from pipeline.report.__main__ import main
-from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides, list_differences
+from pipeline.report.evaluate.comparison import (
+    CaseChange,
+    Change,
+    compare,
+    compare_sides,
+    find_worst_bound,
+    list_differences,
+)
 from pipeline.report.evaluate.contrasts import Quantity
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.statistics import DRIFT_BLOCKS, MARGIN, compare_studies, follows_host
@@ -284,6 +296,137 @@ def test_the_exit_status_says_whether_anything_is_slower(run: Run) -> None:
     assert run({"before": studies["before"], "after": study(*rows(3))})[0] == 0
 
 
+def test_the_loss_that_is_excluded_is_the_low_end_of_the_interval(run: Run) -> None:
+    before, after = rows(1, scatter=0.01), rows(2, 1400.0, scatter=0.01)
+    changes = list_changes(before, after)
+    speeds = {
+        degree: [
+            [2 ** (degree > 1) * r.jobs[0].metrics["throughput_samples_per_s"] for r in side if r.degree == degree]
+            for side in (before, after)
+        ]
+        for degree in (1, 2)
+    }
+    for degree, mode in ((1, "serial"), (2, "naive")):
+        test = compare_studies(*speeds[degree], is_drifting=(True, True))
+        assert changes[mode, "speed"].loss_bound == pytest.approx(1 - test.ratio.low)
+        assert changes[mode, "energy"].loss_bound is None
+    studies = {"before": study(*before), "after": study(*after)}
+    worst = 100 * changes["naive", "speed"].loss_bound
+    shown = re.search(r"no case is slower by more than ([\d.]+) % \(2 x resnet26", run(studies)[1])
+    assert shown is not None and worst <= float(shown[1]) < worst + 0.1
+    assert run(studies, "--max-loss", str(worst + 0.01))[0] == 0
+    status, out, _ = run(studies, "--max-loss", str(worst - 0.01))
+    assert status == 1 and out.endswith("--max-loss: 1 case may lose more: 2 x resnet26_cifar10 bs128, naive\n")
+    assert run(studies, "--max-loss", "1 x *=90")[0] == 0
+    assert "no case has such a name" in get_refusal(run(studies, "--max-loss", "9 x *=90"))
+
+
+def test_a_loss_is_excluded_of_a_slower_case_and_not_of_an_unknown_one(run: Run) -> None:
+    slower = {"before": study(*rows(1)), "after": study(*rows(2, 1500.0 * 0.95))}
+    assert (run(slower)[0], run(slower, "--max-loss", "10")[0], run(slower, "--max-loss", "4")[0]) == (1, 0, 1)
+    few = {"before": study(*rows(1)), "after": study(*rows(2, blocks=4))}
+    assert (run(few)[0], run(few, "--max-loss", "50")[0]) == (0, 1)
+    assert "no loss can be excluded in 2 cases (1 x resnet26_cifar10 bs128, serial; 2 x " in run(few)[1]
+
+    def end_naive(members: list[Row], result: Result) -> Study:
+        return study(*(dataclasses.replace(r, result=result) if r.degree == 2 else r for r in members))
+
+    for result in (Result.OOM, Result.SKIPPED):
+        lacks = end_naive(rows(2), result)
+        assert run({"before": study(*rows(1)), "after": lacks}, "--max-loss", "50")[0] == 1
+        assert run({"before": lacks, "after": study(*rows(1))}, "--max-loss", "50")[0] == 0
+
+
+def test_the_loss_of_all_cases_together_is_rarely_above_the_bound() -> None:
+    """The truth is a loss of 1 - 1/1.05 in one of fourteen cases; one bound for all of them needs no correction."""
+    bounds, of_filled_gpu = [], []
+    for before, after in simulate_pairs(DESIGNS["interleaved, 3 s"], Noise.INDEPENDENT, Jobs.FULL, 40, is_split=True):
+        slower = after.copy()
+        slower[..., GROUPS.index(SLOWED)] /= 1.05
+        (comparison,) = compare_sides([make_quick_side(before)], make_quick_side(slower), lambda _: MARGIN)
+        filling = [change for change in comparison.changes if not change.is_drifting]
+        bounds.append(find_worst_bound(comparison.changes).loss_bound)
+        of_filled_gpu.append(find_worst_bound(filling).loss_bound)
+    true_loss = 1 - 1 / 1.05
+    assert sum(bound < true_loss for bound in bounds) <= 3
+    assert true_loss < sorted(of_filled_gpu)[20] < true_loss + 0.02
+
+
+def make_mixed_rows(seed: int, host: float, gpu: float = 1.0) -> list[Row]:
+    """Eager jobs, whose speed is that of their host, and a CUDA graph."""
+    rng, group_rows = random.Random(seed), []
+    for block in range(1, 6):
+        start = {"start_ms": 1_000_000 * block + 1_000 * seed}
+        for mode, degree in (("serial", 1), ("naive", 2), ("mps", 2)):
+            speed = 1000.0 * host * math.exp(rng.gauss(0, 0.02))
+            group_rows.append(copies(mode, degree, speed, block, **start))
+        graph = 5000.0 * gpu * math.exp(rng.gauss(0, 0.001))
+        group_rows.append(copies("serial", 1, graph, block, params(step_mode="cuda_graph"), **start))
+    return group_rows
+
+
+@pytest.mark.parametrize(
+    ("host", "gpu", "expected"),
+    [
+        (0.72, 1.0, "the host differs (0.72 times, 3 of 3 cases that wait for it), not the GPU (1.000 times)"),
+        (1.4, 1.0, "the host differs (1.40 times, 3 of 3 cases that wait for it), not the GPU (1.000 times)"),
+        (1.0, 1.0, ""),
+        (0.72, 0.9, ""),
+    ],
+)
+def test_another_host_is_told_from_another_gpu(host: float, gpu: float, expected: str, run: Run) -> None:
+    studies = {"before": study(*make_mixed_rows(1, 1.0)), "after": study(*make_mixed_rows(2, host, gpu))}
+    (comparison,) = compare([studies["before"]], studies["after"], lambda _: MARGIN)
+    pattern = re.compile(r"[\d.]+ times")
+    assert pattern.sub("x", comparison.host_change) == pattern.sub("x", expected)
+    shown, true = (list(map(float, re.findall(r"([\d.]+) times", text))) for text in (comparison.host_change, expected))
+    assert shown == pytest.approx(true, rel=0.03)
+    lines = [line for line in run(studies)[1].splitlines() if "host differs" in line]
+    assert lines == ([comparison.host_change] if expected else [])
+
+
+def test_a_long_step_shows_its_progress_at_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(words, "_SILENCE_S", 0.01)
+    for is_terminal, seconds, expected in ((True, 0.5, "reading a ...\n"), (True, 0.0, ""), (False, 0.2, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        with words.show_progress("reading a"):
+            time.sleep(seconds)
+        assert capsys.readouterr().err == expected
+
+
+def test_a_study_is_not_compared_with_itself(run: Run) -> None:
+    measured, again = study(*rows(1)), study(*rows(2))
+    error = get_refusal(run({"a": measured, "b": measured}))
+    assert error == "error: a and b have 10 measured groups in common; name a study that was measured again\n"
+    assert "b and c have" in get_refusal(run({"a": again, "b": measured, "c": measured}))
+    resumed = study(*rows(1), *(dataclasses.replace(r, block=r.block + 5) for r in rows(2)))
+    assert "have 10 measured groups in common" in get_refusal(run({"a": measured, "b": resumed}))
+
+
+def test_lines_fit_100_columns_and_no_column_is_blank(run: Run) -> None:
+    long = "MIG 3g.40gb+2g.20gb+1g.10gb+1g.10gb"
+
+    def make_long_study(seed: int, naive: float) -> Study:
+        facts = {"git_commit": str(seed) * 40, "driver_version": f"{seed} of a long line " * 6}
+        members = study(*rows(seed, naive, job_params=params("a_workload_with_a_long_name"), facts=facts))
+        mig = {"sharing": mode_of("mig"), "detail": long.removeprefix("MIG ")}
+        return dataclasses.replace(
+            members, rows=tuple(dataclasses.replace(r, **mig) if r.degree == 2 else r for r in members.rows)
+        )
+
+    _, out, err = run({"before": make_long_study(1, 1500.0), "after": make_long_study(2, 900.0)})
+    assert not err
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100 and f"      {long}" in lines
+    assert "blocks" not in " ".join(line for line in lines if "undecided" in line)
+    assert [line.split() for line in lines if line.startswith("  jobs")] == [
+        ["jobs", "mode", "before", "after", "ratio", "loss", "up", "to", "verdict"],
+        ["jobs", "mode", "before", "after", "ratio", "verdict"],
+    ]
+
+
 def get_refusal(result: tuple[int, str, str]) -> str:
     status, out, err = result
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
@@ -381,7 +524,8 @@ def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: p
     bundle.export(open_store(root), EXPERIMENT, file)
     assert main(["compare", str(file), str(other)]) == 1
     assert "0.857 (0.856 to 0.858)" in capsys.readouterr().out
-    assert main(["compare", str(file), str(root)]) == 0
+    assert main(["compare", str(file), str(root)]) == 2
+    assert f"{file} and {root} have 10 measured groups in common" in capsys.readouterr().err
     open_store(other).open_experiment("second")
     assert main(["compare", str(file), str(other)]) == 2
     assert "has the experiments second, study; choose one with --experiment" in capsys.readouterr().err
