@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import align_table, format_count, group_by, list_first, show_progress
+from pipeline.base.system.words import align_table, format_count, group_by, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
 from pipeline.report.evaluate.comparison import (
@@ -163,8 +163,7 @@ def main(argv: Sequence[str]) -> int:
     studies = _read_studies(options)
     source, newest = studies[-1]
     references = _choose_references(studies[:-1], source, newest)
-    with show_progress("comparing"):
-        comparisons = compare([study for _, study in references], newest, tolerances.find)
+    comparisons = compare([study for _, study in references], newest, tolerances.find)
     for (reference, _), comparison in zip(references, comparisons, strict=True):
         _check_cases(reference, source, comparison, allows_missing=options.allow_missing)
     compared = [Reference(*place, comparison) for place, comparison in zip(references, comparisons, strict=True)]
@@ -213,8 +212,7 @@ def _read_study(source: str, experiment: str, start: str, device: str) -> Study:
     experiment = experiment or _find_experiment(store)
     find_stores([store], experiment)
     choice = Choice(studies=[start] if start else (), devices=[device] if device else ())
-    with show_progress(f"reading {source}"):
-        study = rows.read([store], experiment, choice=choice)
+    study = rows.read([store], experiment, choice=choice)
     if not study.rows:
         raise ConfigError(
             f"experiment {experiment!r} in {source} has no group with a result; choose another experiment"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
-_SILENCE_S = 2.0
 
 
 def format_count(number: int, noun: str) -> str:
@@ -55,19 +52,6 @@ def say(text: str) -> None:
     """Print one line of progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-@contextmanager
-def show_progress(text: str) -> Iterator[None]:
-    """Print one line of progress on a terminal if the work in the block takes longer than two seconds."""
-    timer = threading.Timer(_SILENCE_S, say, [f"{text} ..."])
-    timer.daemon = True
-    if sys.stderr.isatty():
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def escape_to_utf8(text: str) -> str:

@@ -10,8 +10,6 @@ import math
 import random
 import re
 import shutil
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from benchmarks.window_designs import DESIGNS, GROUPS, Jobs, Noise, make_study
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system import words
 from pipeline.record.store import bundle
 from pipeline.record.store.local_store import open_store
 from pipeline.report import comparison_command
@@ -383,17 +380,6 @@ def test_another_host_is_told_from_another_gpu(host: float, gpu: float, expected
     assert shown == pytest.approx(true, rel=0.03)
     lines = [line for line in run(studies)[1].splitlines() if "host differs" in line]
     assert lines == ([comparison.host_change] if expected else [])
-
-
-def test_a_long_step_shows_its_progress_at_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(words, "_SILENCE_S", 0.01)
-    for is_terminal, seconds, expected in ((True, 0.5, "reading a ...\n"), (True, 0.0, ""), (False, 0.2, "")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
-        with words.show_progress("reading a"):
-            time.sleep(seconds)
-        assert capsys.readouterr().err == expected
 
 
 def test_a_study_is_not_compared_with_itself(run: Run) -> None:
