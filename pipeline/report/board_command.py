@@ -11,10 +11,11 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from pipeline.base.domain.sharing_modes import MODES, SERIAL
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system import entry_points, paths
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
@@ -26,7 +27,7 @@ from pipeline.report.evaluate.statistics import format_interval
 from pipeline.report.evaluate.study_board import (
     Agreement,
     Board,
-    Column,
+    BoardColumn,
     Comparison,
     DeviceSummary,
     Outcome,
@@ -37,7 +38,17 @@ from pipeline.report.evaluate.study_board import (
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
 from pipeline.report.page.page import environment, strip_forbidden
-from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends, to_csv
+from pipeline.report.page.table_format import (
+    MISSING,
+    Column,
+    Table,
+    format_estimate,
+    list_columns,
+    list_end_columns,
+    make_table,
+    round_value,
+    to_csv,
+)
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
 from pipeline.report.read.rows import find_stores
@@ -67,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     board = make_board(make_columns(studies))
     if not board.lines:
         raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
-    contents = {BOARD: to_csv(make_table(board)), PAGE: render(board)}
+    contents = {BOARD: to_csv(make_board_table(board)), PAGE: render(board)}
     experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
     metadata = {"simulated": any(column.measured.stamp for column in board.columns)}
     files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
@@ -119,14 +130,14 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
         yield from summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
 
 
-def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
+def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[BoardColumn]:
     """Make the columns; name each by its device and, if several have this device, by study, host or folder too."""
     all_names = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(all_names, place), source=source, measured=study)
+        BoardColumn(number=place + 1, name=_name(all_names, place), source=source, measured=study)
         for place, (source, study) in enumerate(studies)
     ]
 
@@ -220,117 +231,109 @@ def _brief(line: MatchedCase[Outcome], number: int) -> str:
     """Return `MPS 6.80 (6.44 to 7.29)`; a `*` means that the settings differ."""
     if (outcome := line.members.get(number)) is None:
         return MISSING
-    text = f"{'/'.join(outcome.tied)} {_gain(outcome)}" if outcome.tied else "; ".join(outcome.endings) or MISSING
+    figure = f"{'/'.join(outcome.tied)} {_format_figure(outcome)}" if outcome.tied else ""
+    text = figure or "; ".join(outcome.endings) or MISSING
     return f"{text} *" if line.differs[number] else text
 
 
-def make_table(board: Board) -> Table:
-    """Return the board as a table with one row for each case and column, and with numbers in full."""
-    rows: list[Values] = []
-    for line in board.lines:
-        agreement, reason = board.judge(line)
-        line_values = (line.label, line.degree, line.consists or None, agreement.value, reason or None)
-        for number, outcome in line.members.items():
-            column, study = board.columns[number], board.columns[number].measured
-            facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
-            column_values = (f"{column.mark} {column.name}", *facts)
-            rows.append((*line_values, *column_values, *_list_outcome(outcome, line.differs[number])))
-    line_heads = ("case", "jobs", "mix", "verdicts", "why")
-    column_heads = ("column", "study", "device", "stamp", "GPUs")
-    heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
-    energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
-    ratios = ("speed-up over the best step mode alone", "energy over serial", "energy over the best step mode alone")
-    ratio_heads = [head for ratio in ratios for head in (ratio, f"{ratio}: verdict")]
-    last = ("compared modes", "no figure", "settings differ", "settings")
-    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
-    columns = (*line_heads, *column_heads, *heads, *energy_heads, *ratio_heads, *last)
-    return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
+class Entry(NamedTuple):
+    """The outcome of one line of a board in one column, and the settings in which it differs from the first one."""
+
+    line: MatchedCase[Outcome]
+    column: BoardColumn
+    outcome: Outcome
+    differs: str
+    agreement: Agreement
+    reason: str
 
 
-def _list_outcome(outcome: Outcome, differs: str) -> Values:
-    settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
-    energy = outcome.energy_of_serial
-    return (
-        *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
-        *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
-        *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
-        *_list_comparison(outcome.find_comparison("speed", is_best_solo=True)),
-        *_list_comparison(outcome.find_comparison("energy", is_best_solo=False)),
-        *_list_comparison(outcome.find_comparison("energy", is_best_solo=True)),
-        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, differs or None, settings),
-    )
+def _list_comparison_columns(title: str, quantity: str, *, is_best_solo: bool) -> list[Column[Entry]]:
+    def find(entry: Entry) -> Comparison | None:
+        return entry.outcome.find_comparison(quantity, is_best_solo=is_best_solo)
+
+    return [Column(title, find, attrgetter("ratio.median")), Column(f"{title}: verdict", find, attrgetter("verdict"))]
 
 
-def _list_comparison(comparison: Comparison | None) -> Values:
-    return (None, None) if comparison is None else (comparison.ratio.median, comparison.verdict)
+_COLUMNS: tuple[Column[Entry], ...] = (
+    *list_columns({"case": "line.label", "jobs": "line.degree", "mix": "line.consists"}),
+    *list_columns({"verdicts": "agreement.value", "why": "reason"}),
+    Column("column", lambda entry: f"{entry.column.mark} {entry.column.name}"),
+    *list_columns({"study": "column.measured.experiment", "device": "column.measured.device"}),
+    *list_columns({"stamp": "column.measured.stamp", "GPUs": "column.measured.num_gpus"}),
+    Column("best", lambda entry: ", ".join(entry.outcome.tied)),
+    *list_columns({"measure": "outcome.measure"}),
+    *list_end_columns("value", attrgetter("outcome.figure")),
+    *list_columns({"blocks": "outcome.num_blocks"}),
+    Column("enough for verdicts", lambda entry: "yes" if entry.outcome.is_enough else "no"),
+    *list_end_columns("energy", attrgetter("outcome.energy"), "energy: low", "energy: high"),
+    Column("energy of serial", attrgetter("outcome.energy_of_serial"), attrgetter("median")),
+    *list_columns({"energy in": "outcome.energy_unit"}),
+    *_list_comparison_columns("speed-up over the best step mode alone", "speed", is_best_solo=True),
+    *_list_comparison_columns("energy over serial", "energy", is_best_solo=False),
+    *_list_comparison_columns("energy over the best step mode alone", "energy", is_best_solo=True),
+    Column("compared modes", lambda entry: ", ".join(entry.outcome.kinds)),
+    Column("no figure", lambda entry: "; ".join(entry.outcome.endings)),
+    *list_columns({"settings differ": "differs"}),
+    Column("settings", lambda entry: "; ".join(f"{key}: {value}" for key, value in entry.outcome.settings.items())),
+)
+"""The columns of the file, with numbers in full."""
 
 
-def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[dict[str, Any] | None]:
-    return [
-        _format_cell(line.members[number], line.differs[number]) if number in line.members else None
-        for number in range(len(board.columns))
+def make_board_table(board: Board) -> Table:
+    """Return the board as a table with one row for each case and column."""
+    entries = [
+        Entry(line, board.columns[number], outcome, line.differs[number], *board.judge(line))
+        for line in board.lines
+        for number, outcome in line.members.items()
     ]
+    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
+    return make_table("board", TITLE, _COLUMNS, entries, f"{stamp}{NOTE}")
 
 
-def _format_cell(outcome: Outcome, differs: str) -> dict[str, Any]:
-    energy, serial = _energy(outcome)
-    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
-    title, unit = _measure(outcome)
+def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[list[str]]:
+    numbers = range(len(board.columns))
+    return [_list_cell(line.members[n], line.differs[n]) if n in line.members else ["not measured"] for n in numbers]
+
+
+def _list_cell(outcome: Outcome, differs: str) -> list[str]:
+    """Return the lines of a cell of the page: the best mode, its speed-up and energy, then notes."""
+    title, _, unit = outcome.measure.partition(" (")
     blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
-    notes = list(outcome.endings)
-    if len(outcome.kinds) == 1:
-        notes.insert(0, "the only mode with a figure")
+    lines = [", ".join(outcome.tied), _format_figure(outcome), f"{title}, {blocks}" if unit else blocks]
+    lines += [_describe_over_best_solo(outcome, "speed"), _describe_energy(outcome)]
+    lines += [_describe_over_best_solo(outcome, "energy")]
     if len(outcome.tied) > 1:
-        notes.insert(0, "no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
-    return {
-        "tied": [(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
-        "notes": notes,
-        "differs": differs,
-        "gain": _gain(outcome),
-        "over_best": _over_best_solo(outcome, "speed"),
-        "energy_over_best": _over_best_solo(outcome, "energy"),
-        "blocks": f"{title}, {blocks}" if unit else blocks,
-        "energy": energy,
-        "serial": serial,
-    }
+        lines.append("no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
+    lines += ["the only mode with a figure"] if len(outcome.kinds) == 1 else []
+    return list(filter(None, [*lines, *outcome.endings, differs]))
 
 
-def _gain(outcome: Outcome) -> str:
+def _format_figure(outcome: Outcome) -> str:
     """Return `6.80 (6.44 to 7.29)`, followed by the unit unless the figure is a ratio."""
-    _, unit = _measure(outcome)
+    unit = outcome.measure.partition(" (")[2].removesuffix(")")
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
 
-def _over_best_solo(outcome: Outcome, quantity: str) -> str:
+def _describe_over_best_solo(outcome: Outcome, quantity: str) -> str:
     """Return `1.36 (1.34 to 1.38) x CUDA graph alone`; empty if several step modes were not measured alone."""
     comparison = outcome.find_comparison(quantity, is_best_solo=True)
     if comparison is None:
         return ""
-    return f"{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
+    prefix = "energy " if quantity == "energy" else ""
+    return f"{prefix}{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
 
 
-def _measure(outcome: Outcome) -> tuple[str, str]:
-    title, _, unit = outcome.measure.partition(" (")
-    return title, unit.removesuffix(")")
-
-
-def _energy(outcome: Outcome) -> tuple[str, str]:
-    """Return `4.56 mJ/sample` and, for comparison, `14.8 one at a time`."""
+def _describe_energy(outcome: Outcome) -> str:
+    """Return `4.56 mJ/sample, 14.8 one at a time`; empty without energy."""
     if outcome.energy is None:
-        return MISSING, ""
-    median, serial = outcome.energy.median, outcome.energy_of_serial
-    scale, prefix = choose_prefix([median])
-    is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
-    serial_text = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
-    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", serial_text
+        return ""
+    scale, prefix = choose_prefix([outcome.energy.median])
+    text = f"{round_value(outcome.energy.median / scale)} {prefix}{outcome.energy_unit}"
+    serial = None if SERIAL.label in outcome.tied[:1] else outcome.energy_of_serial
+    return text if serial is None else f"{text}, {round_value(serial.median / scale)} one at a time"
 
 
-def _short(value: float) -> str:
-    """Round to three digits; numbers of 1000 or more, which would get an exponent, to a whole number."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-
-
-def _describe_column(column: Column) -> list[str]:
+def _describe_column(column: BoardColumn) -> list[str]:
     study = column.measured
     gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
     stamp = f"{study.stamp}, no measurement of a real GPU" if study.stamp else ""

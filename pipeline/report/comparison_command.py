@@ -27,7 +27,6 @@ from pipeline.base.system.words import align_table, format_count, group_by, list
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
 from pipeline.report.evaluate.comparison import (
-    SIDES,
     CaseChange,
     Change,
     StudyComparison,
@@ -327,7 +326,7 @@ def _align_changes(changes: Sequence[CaseChange]) -> list[str]:
     lines, heading = [f"  {heads}"], ""
     for change, line in zip(changes, aligned, strict=True):
         mix = f" ({change.case.consists})" if change.case.consists else ""
-        measure = f": {_name_measure(change.metric)}" if change.metric is not None else ""
+        measure = f": {_name_measure(change.metric)}" if change.metric.name else ""
         before, heading = heading, f"{change.case.label}{mix}{measure}"
         lines += [heading] if heading != before else []
         notes = [change.mode if len(change.mode) > _LONGEST_MODE else "", _describe_note(change)]
@@ -403,40 +402,29 @@ def _format_ratio(ratio: Estimate) -> str:
 _COLUMNS: tuple[Column[CaseChange], ...] = (
     *list_columns({"jobs": "case.degree"}),
     Column("mode", lambda change: change.mode if len(change.mode) <= _LONGEST_MODE else ""),
-    Column("before", lambda change: change.find_figure(0), attrgetter("median")),
-    Column("after", lambda change: change.find_figure(1), attrgetter("median")),
-    Column("ratio", lambda change: change.ratio, _format_ratio),
-    Column("loss up to", lambda change: change.loss_bound, _format_loss),
+    Column("before", attrgetter("before"), attrgetter("median")),
+    Column("after", attrgetter("after"), attrgetter("median")),
+    Column("ratio", attrgetter("ratio"), _format_ratio),
+    Column("loss up to", attrgetter("loss_bound"), _format_loss),
     Column("verdict", lambda change: f"{change.change.value}{', drifts' if change.is_drifting else ''}"),
 )
 """The columns for readers."""
 _FULL_COLUMNS: tuple[Column[CaseChange], ...] = (
-    *list_columns({"case": "case.label", "jobs": "case.degree"}),
-    Column("mix", lambda change: change.case.consists or None),
-    *list_columns({"mode": "mode", "quantity": "quantity.value"}),
-    Column("measure", lambda change: change.metric and change.metric.title),
-    Column("unit", lambda change: change.metric and (change.metric.unit or None)),
-    *(
-        column
-        for side, name in enumerate(SIDES)
-        for column in (
-            *list_end_columns(
-                f"{name}: figure", partial(CaseChange.find_figure, side=side), f"{name}: low", f"{name}: high"
-            ),
-            Column(f"{name}: blocks", partial(CaseChange.find_figure, side=side), attrgetter("n")),
-        )
-    ),
-    *list_end_columns("ratio", lambda change: change.ratio, "ratio: low", "ratio: high"),
-    Column("loss up to (%)", lambda change: change.loss_bound, lambda share: 100 * share),
-    Column("decided by", lambda change: change.gain and METRICS[change.gain.metric].title),
-    *list_end_columns(
-        "decided by: ratio", lambda change: change.gain and change.gain.ratio, "decided by: low", "decided by: high"
-    ),
+    *list_columns({"case": "case.label", "jobs": "case.degree", "mix": "case.consists", "mode": "mode"}),
+    *list_columns({"quantity": "quantity.value", "measure": "metric.title", "unit": "metric.unit"}),
+    *list_end_columns("before: figure", attrgetter("before"), "before: low", "before: high"),
+    Column("before: blocks", attrgetter("before"), attrgetter("n")),
+    *list_end_columns("after: figure", attrgetter("after"), "after: low", "after: high"),
+    Column("after: blocks", attrgetter("after"), attrgetter("n")),
+    *list_end_columns("ratio", attrgetter("ratio"), "ratio: low", "ratio: high"),
+    Column("loss up to (%)", attrgetter("loss_bound"), lambda share: 100 * share),
+    Column("decided by", attrgetter("gain"), lambda gain: METRICS[gain.metric].title),
+    Column("decided by: ratio", attrgetter("gain"), attrgetter("ratio.median")),
+    Column("decided by: low", attrgetter("gain"), attrgetter("ratio.low")),
+    Column("decided by: high", attrgetter("gain"), attrgetter("ratio.high")),
     Column("drifts", lambda change: "yes" if change.is_drifting else "no"),
     Column("tolerance (%)", lambda change: 100 * change.tolerance),
-    *list_columns({"p": "p_adjusted", "verdict": "change.value"}),
-    Column("note", lambda change: change.note or None),
-    Column("settings differ", lambda change: change.case.differs[1] or None),
+    *list_columns({"p": "p_adjusted", "verdict": "change.value", "note": "note", "settings differ": "differs"}),
 )
 """The columns of a file, with numbers in full."""
 

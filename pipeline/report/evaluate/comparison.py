@@ -64,6 +64,8 @@ _NOT_COMPARED = {"command_line", "plan", "seed", "precision_goal_pct"}
 """Facts that differ between any two studies, or are settings of cases."""
 _NOT_RECORDED = "not recorded"
 _MOST_NAMED = 3
+_NO_METRIC = Metric(name="", title="")
+"""The quantity of a case in which nothing is compared."""
 _LEAST_MOVED, _MOVED_SHARE = 3, 0.75
 """The least number and share of the cases that wait for the host, whose change shows that the host changed.
 
@@ -111,7 +113,7 @@ class CaseChange:
 
     Attributes:
         tolerance: the relative difference that is tolerated.
-        metric: the compared quantity; `None` if nothing is compared.
+        metric: the compared quantity.
         figure: contrast of this quantity; `None` if it is missing on a side.
         gain: contrast of the quantity that decides instead.
         note: why nothing can be told or compared.
@@ -122,7 +124,7 @@ class CaseChange:
     mode: str
     tolerance: float
     quantity: Quantity = Quantity.SPEED
-    metric: Metric | None = None
+    metric: Metric = _NO_METRIC
     figure: Contrast | None = None
     gain: Contrast | None = None
     change: Change = Change.NOT_COMPARED
@@ -166,9 +168,20 @@ class CaseChange:
         low = self.ratio.low if self.ratio is not None and self.is_tested and self.has_loss else None
         return None if low is None else max(0.0, 1 - low)
 
-    def find_figure(self, side: int) -> Estimate | None:
-        """Return the compared figure of a side."""
-        return None if self.metric is None else self.cells[side].figures.get(self.metric.name)
+    @property
+    def before(self) -> Estimate | None:
+        """The figure of the reference."""
+        return self.cells[0].figures.get(self.metric.name)
+
+    @property
+    def after(self) -> Estimate | None:
+        """The figure of the newest study."""
+        return self.cells[1].figures.get(self.metric.name)
+
+    @property
+    def differs(self) -> str:
+        """The settings in which the newest study differs."""
+        return self.case.differs[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +206,7 @@ class StudyComparison:
         ratios: dict[bool, list[float]] = {True: [], False: []}
         for change in self.changes:
             # A ratio of a mix, to serial, holds for one host.
-            if change.has_loss and change.is_tested and change.metric and change.metric.unit and change.ratio:
+            if change.has_loss and change.is_tested and change.metric.unit and change.ratio:
                 ratios[change.is_drifting].append(change.ratio.median)
         waiting, filling = ratios[True], ratios[False]
         slower, faster = ([r for r in waiting if r < 1 / (1 + MARGIN)], [r for r in waiting if r > 1 + MARGIN])
@@ -334,7 +347,6 @@ def _choose(names: Sequence[str], before: Cell, after: Cell) -> str:
 
 def _test(draft: CaseChange) -> CaseChange:
     """Test a quantity; if a side drifts with its host, test the gain too, and let the narrower interval decide."""
-    assert draft.metric is not None
     (before, after), name = draft.cells, draft.metric.name
     sides = [_select(cell, name) for cell in draft.cells]
     # The energy of a short window scatters by itself, so the speed shows whether the jobs wait for the host.
@@ -445,7 +457,7 @@ def compare_environments(reference: Study, newest: Study) -> str:
 
 def list_setting_differences(comparison: StudyComparison) -> list[str]:
     """Return the settings in which cases differ, with the number of cases."""
-    cases = {change.name: change.case.differs[1] for change in comparison.changes}
+    cases = {change.name: change.differs for change in comparison.changes}
     counts = Counter(differs for differs in cases.values() if differs)
     return [
         f"{differs} ({'all cases' if number == len(cases) else f'{number} of {len(cases)} cases'})"

@@ -274,7 +274,7 @@ class Agreement(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class BoardColumn:
     """A study on one kind of device, and the number of its column, from 1."""
 
     number: int
@@ -292,7 +292,7 @@ class Column:
 class Board:
     """A table of several studies; `common` lists the settings that are equal in all entries, in words."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[BoardColumn, ...]
     lines: tuple[MatchedCase[Outcome], ...]
     common: tuple[str, ...]
 
@@ -325,7 +325,7 @@ class Board:
         return Agreement.DIFFER, f"{join_words(parts)}{notes}"
 
 
-def make_board(columns: Sequence[Column]) -> Board:
+def make_board(columns: Sequence[BoardColumn]) -> Board:
     """Make a board with the columns in the given order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     _, shared = find_varying_params([outcome for _, outcome in places])
