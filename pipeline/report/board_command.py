@@ -74,7 +74,11 @@ def main(argv: Sequence[str]) -> int:
     studies = [*_read_reports(options.reports), *_read_stores(options)]
     if not studies:
         raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
-    _refuse_equal(studies)
+    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
+        if study == other_study:
+            raise ConfigError(
+                f"{source} and {other} have the same figures for {study.experiment!r} on {study.device}; name only one"
+            )
     board = make_board(make_columns(studies))
     if not board.lines:
         raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
@@ -109,25 +113,14 @@ def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSumma
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
         raise ConfigError("an experiment or a store is named twice; name each experiment and each store once")
-    for experiment in options.experiment:
-        for store in find_stores(stores, experiment):
-            yield from ((str(store), measured) for measured in _measured_in(store, experiment))
-
-
-def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
-    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
-        if study == other_study:
-            raise ConfigError(
-                f"{source} and {other} have the same figures for {study.experiment!r} on {study.device}; name only one"
-            )
-
-
-def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
-    studies = rows.read_apart(store, experiment)
-    if not any(study.rows for study in studies):
-        raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
-    for measured in map(EvaluatedStudy, studies):
-        yield from summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
+    places = [(store, name) for name in options.experiment for store in find_stores(stores, name)]
+    for store, name in places:
+        studies = rows.read_apart(store, name)
+        if not any(study.rows for study in studies):
+            raise ConfigError(f"experiment {name!r} in {store} has no group with a result; choose another experiment")
+        for measured in map(EvaluatedStudy, studies):
+            summaries = summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
+            yield from ((str(store), summary) for summary in summaries)
 
 
 def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[BoardColumn]:
@@ -153,6 +146,8 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
 
 def render(board: Board) -> str:
     """Render the HTML of the page, which loads no other files and runs no scripts."""
+    places = range(len(board.columns))
+    by_case = itertools.groupby(board.lines, lambda line: (line.label, line.consists))
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -161,12 +156,12 @@ def render(board: Board) -> str:
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             stamps=stamps(board),
             agreed=describe_agreement(board),
-            won=describe_winners(board),
+            won=[describe_winners(board, place) for place in places],
             common=board.common,
             columns=board.columns,
             cases=[
-                (case, [(line.degree, *board.judge(line), _list_cells(line, board)) for line in lines])
-                for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+                (case, [(line.degree, *board.judge(line), [_list_cell(line, n) for n in places]) for line in lines])
+                for case, lines in by_case
             ],
             note=NOTE,
             described=[(column, _describe_column(column)) for column in board.columns],
@@ -186,24 +181,18 @@ def describe_agreement(board: Board) -> str:
     return f"Of {format_count(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
-def describe_winners(board: Board) -> list[str]:
-    """Return a sentence on the best modes of each column."""
-    return [_describe_column_winners(place, board) for place in range(len(board.columns))]
-
-
-def _describe_column_winners(place: int, board: Board) -> str:
+def describe_winners(board: Board, place: int) -> str:
+    """Return a sentence on the best modes of a column."""
     column = board.columns[place]
     outcomes = [line.members[place] for line in board.lines if place in line.members]
-    collocated_outcomes = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
-    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in collocated_outcomes]
+    best = [outcome.best for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
     heading = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
-    if not collocated_outcomes:
+    if not best:
         return f"{heading}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
-    undecided = len(collocated_outcomes) - wins.total()
-    parts += [f"there is no verdict in {undecided}"] if undecided else []
-    return f"{heading}: of {format_count(len(collocated_outcomes), 'case')} with several jobs, {join_words(parts)}."
+    parts += [f"there is no verdict in {len(best) - wins.total()}"] if len(best) > wins.total() else []
+    return f"{heading}: of {format_count(len(best), 'case')} with several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -213,18 +202,15 @@ def stamps(board: Board) -> list[str]:
 
 def format_lines(board: Board) -> str:
     """Return the board for a terminal: its columns, then one line for each case."""
+    places = range(len(board.columns))
     heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
-        agreement, reason = board.judge(line)
-        cells = [_brief(line, number) for number in range(len(board.columns))]
-        rows.append(
-            [line.label, str(line.degree), *cells, f"{agreement.value}: {reason}" if reason else agreement.value]
-        )
-    left_aligned = {0, *range(2, len(board.columns) + 3)}
-    return "\n".join(
-        [*heads, "", *align_table(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
-    )
+        verdicts = ": ".join(filter(None, board.judge(line)))
+        rows.append([line.label, str(line.degree), *(_brief(line, place) for place in places), verdicts])
+    table = align_table(rows, {0, *range(2, len(board.columns) + 3)})
+    winners = [describe_winners(board, place) for place in places]
+    return "\n".join([*heads, "", *table, "", describe_agreement(board), *winners])
 
 
 def _brief(line: MatchedCase[Outcome], number: int) -> str:
@@ -290,13 +276,10 @@ def make_board_table(board: Board) -> Table:
     return make_table("board", TITLE, _COLUMNS, entries, f"{stamp}{NOTE}")
 
 
-def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[list[str]]:
-    numbers = range(len(board.columns))
-    return [_list_cell(line.members[n], line.differs[n]) if n in line.members else ["not measured"] for n in numbers]
-
-
-def _list_cell(outcome: Outcome, differs: str) -> list[str]:
+def _list_cell(line: MatchedCase[Outcome], place: int) -> list[str]:
     """Return the lines of a cell of the page: the best mode, its speed-up and energy, then notes."""
+    if (outcome := line.members.get(place)) is None:
+        return ["not measured"]
     title, _, unit = outcome.measure.partition(" (")
     blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
     lines = [", ".join(outcome.tied), _format_figure(outcome), f"{title}, {blocks}" if unit else blocks]
@@ -305,7 +288,7 @@ def _list_cell(outcome: Outcome, differs: str) -> list[str]:
     if len(outcome.tied) > 1:
         lines.append("no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
     lines += ["the only mode with a figure"] if len(outcome.kinds) == 1 else []
-    return list(filter(None, [*lines, *outcome.endings, differs]))
+    return list(filter(None, [*lines, *outcome.endings, line.differs[place]]))
 
 
 def _format_figure(outcome: Outcome) -> str:
