@@ -321,8 +321,8 @@ def _align_changes(changes: Sequence[CaseChange]) -> list[str]:
     """Return a table without blank columns: a line with case and unit, then one for each number of jobs and mode."""
     columns = [column for column in _COLUMNS if any(column.show(change) not in (None, "") for change in changes)]
     texts = [[format_value(column.show(change)) for column in columns] for change in changes]
-    left = [number for number, column in enumerate(columns) if column.title in ("mode", "ratio", "verdict")]
-    heads, *aligned = align_table([[column.title for column in columns], *texts], left)
+    left_columns = [number for number, column in enumerate(columns) if column.title in ("mode", "ratio", "verdict")]
+    heads, *aligned = align_table([[column.title for column in columns], *texts], left_columns)
     lines, heading = [f"  {heads}"], ""
     for change, line in zip(changes, aligned, strict=True):
         mix = f" ({change.case.consists})" if change.case.consists else ""
