@@ -505,6 +505,7 @@ def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: p
         insert(
             folder,
             [group(s, d, b, k * r) for b, k in scattered for s, d, r in (("serial", 1, 100.0), ("naive", 2, naive))],
+            first=0 if folder == root else 100,
         )
     file = tmp_path / "before.tar.xz"
     bundle.export(open_store(root), EXPERIMENT, file)
