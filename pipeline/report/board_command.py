@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.base.domain.sharing_modes import SERIAL
+from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system import entry_points, paths
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
@@ -276,19 +276,21 @@ def make_board_table(board: Board) -> Table:
     return make_table("board", TITLE, _COLUMNS, entries, f"{stamp}{NOTE}")
 
 
-def _list_cell(line: MatchedCase[Outcome], place: int) -> list[str]:
-    """Return the lines of a cell of the page: the best mode, its speed-up and energy, then notes."""
+def _list_cell(line: MatchedCase[Outcome], place: int) -> tuple[list[str], list[str]]:
+    """Return the colours of the best modes, and the lines of a cell of the page: modes and speed-up, then details."""
     if (outcome := line.members.get(place)) is None:
-        return ["not measured"]
+        return [], ["not measured"]
     title, _, unit = outcome.measure.partition(" (")
-    blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
-    lines = [", ".join(outcome.tied), _format_figure(outcome), f"{title}, {blocks}" if unit else blocks]
-    lines += [_describe_over_best_solo(outcome, "speed"), _describe_energy(outcome)]
-    lines += [_describe_over_best_solo(outcome, "energy")]
+    count = [title if unit else "", format_count(outcome.num_blocks, "block")] if outcome.tied else []
     if len(outcome.tied) > 1:
-        lines.append("no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
-    lines += ["the only mode with a figure"] if len(outcome.kinds) == 1 else []
-    return list(filter(None, [*lines, *outcome.endings, line.differs[place]]))
+        count.append("no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
+    count += ["the only mode with a figure"] if len(outcome.kinds) == 1 else []
+    best = f"{', '.join(outcome.tied)} {_format_figure(outcome)}" if outcome.tied else MISSING
+    lines = [best, ", ".join(filter(None, count)), _describe_over_best_solo(outcome, "speed")]
+    lines += [_describe_energy(outcome), _describe_over_best_solo(outcome, "energy")]
+    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
+    swatches = [colours.get(outcome.kinds[mode], "") for mode in outcome.tied]
+    return list(filter(None, swatches)), list(filter(None, [*lines, *outcome.endings, line.differs[place]]))
 
 
 def _format_figure(outcome: Outcome) -> str:
