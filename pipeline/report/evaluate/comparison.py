@@ -183,6 +183,10 @@ class CaseChange:
         """The settings in which the newest study differs."""
         return self.case.differs[1]
 
+    def count_blocks(self, side: int) -> int:
+        """Count the blocks with a figure of the reference (side 0) or of the newest study (side 1)."""
+        return len(self.cells[side].values.get(self.metric.name, ()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyComparison:
