@@ -222,7 +222,7 @@ def _brief(line: MatchedCase[Outcome], number: int) -> str:
     return f"{text} *" if line.differs[number] else text
 
 
-class Entry(NamedTuple):
+class BoardRow(NamedTuple):
     """The outcome of one line of a board in one column, and the settings in which it differs from the first one."""
 
     line: MatchedCase[Outcome]
@@ -233,47 +233,47 @@ class Entry(NamedTuple):
     reason: str
 
 
-def _list_comparison_columns(title: str, quantity: str, *, is_best_solo: bool) -> list[Column[Entry]]:
-    def find(entry: Entry) -> Comparison | None:
-        return entry.outcome.find_comparison(quantity, is_best_solo=is_best_solo)
+def _list_comparison_columns(title: str, quantity: str, *, is_best_solo: bool) -> list[Column[BoardRow]]:
+    def find(row: BoardRow) -> Comparison | None:
+        return row.outcome.find_comparison(quantity, is_best_solo=is_best_solo)
 
     return [Column(title, find, attrgetter("ratio.median")), Column(f"{title}: verdict", find, attrgetter("verdict"))]
 
 
-_COLUMNS: tuple[Column[Entry], ...] = (
+_COLUMNS: tuple[Column[BoardRow], ...] = (
     *list_columns({"case": "line.label", "jobs": "line.degree", "mix": "line.consists"}),
     *list_columns({"verdicts": "agreement.value", "why": "reason"}),
-    Column("column", lambda entry: f"{entry.column.mark} {entry.column.name}"),
+    Column("column", lambda row: f"{row.column.mark} {row.column.name}"),
     *list_columns({"study": "column.measured.experiment", "device": "column.measured.device"}),
     *list_columns({"stamp": "column.measured.stamp", "GPUs": "column.measured.num_gpus"}),
-    Column("best", lambda entry: ", ".join(entry.outcome.tied)),
+    Column("best", lambda row: ", ".join(row.outcome.tied)),
     *list_columns({"measure": "outcome.measure"}),
     *list_end_columns("value", attrgetter("outcome.figure")),
     *list_columns({"blocks": "outcome.num_blocks"}),
-    Column("enough for verdicts", lambda entry: "yes" if entry.outcome.is_enough else "no"),
+    Column("enough for verdicts", lambda row: "yes" if row.outcome.is_enough else "no"),
     *list_end_columns("energy", attrgetter("outcome.energy"), "energy: low", "energy: high"),
     Column("energy of serial", attrgetter("outcome.energy_of_serial"), attrgetter("median")),
     *list_columns({"energy in": "outcome.energy_unit"}),
     *_list_comparison_columns("speed-up over the best step mode alone", "speed", is_best_solo=True),
     *_list_comparison_columns("energy over serial", "energy", is_best_solo=False),
     *_list_comparison_columns("energy over the best step mode alone", "energy", is_best_solo=True),
-    Column("compared modes", lambda entry: ", ".join(entry.outcome.kinds)),
-    Column("no figure", lambda entry: "; ".join(entry.outcome.endings)),
+    Column("compared modes", lambda row: ", ".join(row.outcome.kinds)),
+    Column("no figure", lambda row: "; ".join(row.outcome.endings)),
     *list_columns({"settings differ": "differs"}),
-    Column("settings", lambda entry: "; ".join(f"{key}: {value}" for key, value in entry.outcome.settings.items())),
+    Column("settings", lambda row: "; ".join(f"{key}: {value}" for key, value in row.outcome.settings.items())),
 )
 """The columns of the file, with numbers in full."""
 
 
 def make_board_table(board: Board) -> Table:
     """Return the board as a table with one row for each case and column."""
-    entries = [
-        Entry(line, board.columns[number], outcome, line.differs[number], *board.judge(line))
+    board_rows = [
+        BoardRow(line, board.columns[number], outcome, line.differs[number], *board.judge(line))
         for line in board.lines
         for number, outcome in line.members.items()
     ]
     stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
-    return make_table("board", TITLE, _COLUMNS, entries, f"{stamp}{NOTE}")
+    return make_table("board", TITLE, _COLUMNS, board_rows, f"{stamp}{NOTE}")
 
 
 def _list_cell(line: MatchedCase[Outcome], place: int) -> tuple[list[str], list[str]]:

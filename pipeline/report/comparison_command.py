@@ -72,7 +72,7 @@ _NOTE = (
 
 
 @dataclass(slots=True)
-class Limits:
+class CaseLimits:
     """A relative difference of each case, by patterns of names; the last pattern that matches counts."""
 
     option: str
@@ -80,7 +80,7 @@ class Limits:
     used: set[str] = field(default_factory=set)
 
     @classmethod
-    def parse(cls, option: str, texts: Sequence[str], default: float) -> Limits:
+    def parse(cls, option: str, texts: Sequence[str], default: float) -> CaseLimits:
         """Parse `PCT` and `CASE=PCT`.
 
         Raises:
@@ -126,13 +126,13 @@ class Reference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ComparedStudies:
     """The comparisons of the newest study; `losses` are the limits of `--max-loss`, `None` if it is not set."""
 
     source: str
     newest: Study
     references: Sequence[Reference]
-    losses: Limits | None
+    losses: CaseLimits | None
 
     @property
     def changes(self) -> list[CaseChange]:
@@ -155,8 +155,8 @@ class Answer:
 def main(argv: Sequence[str]) -> int:
     """Compare a study with its references and print the comparison; return the exit status."""
     options = _parser().parse_args(argv)
-    tolerances = Limits.parse(_TOLERANCE, options.tolerance, MARGIN)
-    losses = Limits.parse(_MAX_LOSS, options.max_loss, 1.0) if options.max_loss else None
+    tolerances = CaseLimits.parse(_TOLERANCE, options.tolerance, MARGIN)
+    losses = CaseLimits.parse(_MAX_LOSS, options.max_loss, 1.0) if options.max_loss else None
     if options.out is not None and options.out.suffix not in _SUFFIXES:
         raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
     studies = _read_studies(options)
@@ -165,14 +165,14 @@ def main(argv: Sequence[str]) -> int:
     comparisons = compare([study for _, study in references], newest, tolerances.find)
     for (reference, _), comparison in zip(references, comparisons, strict=True):
         _check_cases(reference, source, comparison, allows_missing=options.allow_missing)
-    compared = [Reference(*place, comparison) for place, comparison in zip(references, comparisons, strict=True)]
-    answer = Answer(source=source, newest=newest, references=compared, losses=losses)
-    status = int(bool(answer.losing))
+    pairs = [Reference(*place, comparison) for place, comparison in zip(references, comparisons, strict=True)]
+    compared = ComparedStudies(source=source, newest=newest, references=pairs, losses=losses)
+    status = int(bool(compared.losing))
     for limits in filter(None, (tolerances, losses)):
         limits.check()
     if options.out is not None:
-        _write(options.out, answer)
-    text = _to_json(answer) if options.json else "\n".join(_list_lines(answer))
+        _write(options.out, compared)
+    text = _to_json(compared) if options.json else "\n".join(_list_lines(compared))
     sys.stdout.write(text.rstrip("\n") + "\n")
     return status
 
@@ -272,11 +272,14 @@ def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *
         )
 
 
-def _write(file: Path, answer: Answer) -> None:
+def _write(file: Path, compared: ComparedStudies) -> None:
     if file.suffix == ".csv":
-        text = to_csv(_make_table(answer, answer.references))
+        text = to_csv(_make_table(compared, compared.references))
+    elif file.suffix == ".json":
+        text = _to_json(compared)
     else:
-        text = _to_json(answer) if file.suffix == ".json" else _to_markdown(answer)
+        lines = "\n".join(_list_lines(compared))
+        text = f"## {compared.newest.experiment}: before and after\n\n```\n{lines}\n```\n"
     try:
         file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
@@ -300,19 +303,19 @@ def _list_differences(reference: Reference, newest: Study) -> list[str]:
     return lines or ["none in the recorded machines, software and settings"]
 
 
-def _list_lines(answer: Answer) -> list[str]:
-    """Return the lines for a terminal: for each reference the differences, then the cases; the answer is last."""
+def _list_lines(compared: ComparedStudies) -> list[str]:
+    """Return the lines for a terminal: for each reference the differences, then the cases; the compared is last."""
     lines = []
-    for reference in answer.references:
+    for reference in compared.references:
         lines += [f"before: {_describe_study(reference.source, reference.study)}"]
-        lines += [f"after:  {_describe_study(answer.source, answer.newest)}"]
-        lines += [_SIMULATED] if answer.newest.is_simulated else []
-        lines += ["", "Differences:", *(f"  {line}" for line in _list_differences(reference, answer.newest)), ""]
+        lines += [f"after:  {_describe_study(compared.source, compared.newest)}"]
+        lines += [_SIMULATED] if compared.newest.is_simulated else []
+        lines += ["", "Differences:", *(f"  {line}" for line in _list_differences(reference, compared.newest)), ""]
         for changes in group_by(reference.comparison.changes, lambda change: change.quantity).values():
             lines += [*_align_changes(changes), ""]
         absent = _list_absent(reference.comparison)
         lines += [*absent, ""] if absent else []
-    lines += [_NOTE, "", *_summarize(answer)]
+    lines += [_NOTE, "", *_summarize(compared)]
     wrap = partial(textwrap.wrap, width=_WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)
     return list(itertools.chain.from_iterable(wrap(line) if len(line) > _WIDTH else [line] for line in lines))
 
@@ -334,25 +337,21 @@ def _align_changes(changes: Sequence[CaseChange]) -> list[str]:
     return lines
 
 
-def _to_markdown(answer: Answer) -> str:
-    return "\n".join([f"## {answer.newest.experiment}: before and after", "", "```", *_list_lines(answer), "```", ""])
-
-
 def _list_absent(comparison: StudyComparison) -> list[str]:
     sides = (("before", comparison.missing), ("after", comparison.added))
     return [f"only {side}: {name}" for side, names in sides for name in names]
 
 
-def _summarize(answer: Answer) -> list[str]:
+def _summarize(compared: ComparedStudies) -> list[str]:
     lines = []
-    for quantity, changes in group_by(answer.changes, lambda change: change.quantity).items():
+    for quantity, changes in group_by(compared.changes, lambda change: change.quantity).items():
         counts = Counter(change.change for change in changes)
         parts = ", ".join(f"{change.value} {counts[change]}" for change in Change if counts[change])
         lines.append(f"{quantity.value}, {format_count(len(changes), 'case')}: {parts}")
-    lines += dict.fromkeys(filter(None, (reference.comparison.host_change for reference in answer.references)))
-    lines += [_describe_bound(answer.changes)]
-    names = list(dict.fromkeys(change.name for change in answer.losing))
-    if names and answer.losses is None:
+    lines += dict.fromkeys(filter(None, (reference.comparison.host_change for reference in compared.references)))
+    lines += [_describe_bound(compared.changes)]
+    names = list(dict.fromkeys(change.name for change in compared.losing))
+    if names and compared.losses is None:
         lines.append(f"slower or failing: {'; '.join(names)}")
     elif names:
         lines.append(f"{_MAX_LOSS}: {format_count(len(names), 'case')} may lose more: {_list_names(names)}")
@@ -429,24 +428,24 @@ _FULL_COLUMNS: tuple[Column[CaseChange], ...] = (
 """The columns of a file, with numbers in full."""
 
 
-def _make_table(answer: Answer, references: Sequence[Reference]) -> Table:
+def _make_table(compared: ComparedStudies, references: Sequence[Reference]) -> Table:
     """Return the comparison with some references as a table with a row for each case."""
     sources = {id(change): place.source for place in references for change in place.comparison.changes}
     columns: list[Column[CaseChange]] = [Column("reference", lambda change: sources[id(change)]), *_FULL_COLUMNS]
     changes = [change for reference in references for change in reference.comparison.changes]
-    stamp = f"{_SIMULATED} " if answer.newest.is_simulated else ""
-    return make_table("comparison", f"{answer.newest.experiment}: before and after", columns, changes, stamp + _NOTE)
+    stamp = f"{_SIMULATED} " if compared.newest.is_simulated else ""
+    return make_table("comparison", f"{compared.newest.experiment}: before and after", columns, changes, stamp + _NOTE)
 
 
-def _to_json(answer: Answer) -> str:
+def _to_json(compared: ComparedStudies) -> str:
     """Return the comparison as JSON; `status` is the exit status, and a case has the columns of a CSV file."""
     references = []
-    for reference in answer.references:
-        table = _make_table(answer, [reference])
+    for reference in compared.references:
+        table = _make_table(compared, [reference])
         references.append(
             {
                 "study": _describe_study(reference.source, reference.study),
-                "differences": _list_differences(reference, answer.newest),
+                "differences": _list_differences(reference, compared.newest),
                 "only before": reference.comparison.missing,
                 "only after": reference.comparison.added,
                 "host": reference.comparison.host_change,
@@ -455,10 +454,10 @@ def _to_json(answer: Answer) -> str:
         )
     facts: dict[str, Any] = {
         "format": _FORMAT,
-        "status": int(bool(answer.losing)),
-        "newest": _describe_study(answer.source, answer.newest),
-        "is_simulated": answer.newest.is_simulated,
-        "loss": _describe_bound(answer.changes),
+        "status": int(bool(compared.losing)),
+        "newest": _describe_study(compared.source, compared.newest),
+        "is_simulated": compared.newest.is_simulated,
+        "loss": _describe_bound(compared.changes),
         "references": references,
     }
     return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
