@@ -349,13 +349,13 @@ def test_the_loss_of_all_cases_together_is_rarely_above_the_bound() -> None:
     assert true_loss < sorted(of_filled_gpu)[20] < true_loss + 0.02
 
 
-def make_mixed_rows(seed: int, host: float, gpu: float = 1.0) -> list[Row]:
-    """Eager jobs, whose speed is that of their host, and a CUDA graph."""
+def make_mixed_rows(seed: int, host: float = 1.0, moved: int = 4, gpu: float = 1.0) -> list[Row]:
+    """Eager jobs, of which the first `moved` groups have the speed of their host, and a CUDA graph."""
     rng, group_rows = random.Random(seed), []
     for block in range(1, 6):
         start = {"start_ms": 1_000_000 * block + 1_000 * seed}
-        for mode, degree in (("serial", 1), ("naive", 2), ("mps", 2)):
-            speed = 1000.0 * host * math.exp(rng.gauss(0, 0.02))
+        for number, (mode, degree) in enumerate((("serial", 1), ("naive", 2), ("mps", 2), ("mps", 3))):
+            speed = 1000.0 * (host if number < moved else 1.0) * math.exp(rng.gauss(0, 0.02))
             group_rows.append(copies(mode, degree, speed, block, **start))
         graph = 5000.0 * gpu * math.exp(rng.gauss(0, 0.001))
         group_rows.append(copies("serial", 1, graph, block, params(step_mode="cuda_graph"), **start))
@@ -363,16 +363,19 @@ def make_mixed_rows(seed: int, host: float, gpu: float = 1.0) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("host", "gpu", "expected"),
+    ("host", "moved", "gpu", "expected"),
     [
-        (0.72, 1.0, "the host differs (0.72 times, 3 of 3 cases that wait for it), not the GPU (1.000 times)"),
-        (1.4, 1.0, "the host differs (1.40 times, 3 of 3 cases that wait for it), not the GPU (1.000 times)"),
-        (1.0, 1.0, ""),
-        (0.72, 0.9, ""),
+        (0.72, 4, 1.0, "the host differs (0.72 times, 4 of 4 cases that wait for it), not the GPU (1.000 times)"),
+        (1.4, 4, 1.0, "the host differs (1.40 times, 4 of 4 cases that wait for it), not the GPU (1.000 times)"),
+        (0.72, 3, 1.0, "the host differs (0.72 times, 3 of 4 cases that wait for it), not the GPU (1.000 times)"),
+        (0.72, 2, 1.0, ""),
+        (1.0, 4, 1.0, ""),
+        (0.72, 4, 0.9, ""),
+        (0.72, 4, 1.1, ""),
     ],
 )
-def test_another_host_is_told_from_another_gpu(host: float, gpu: float, expected: str, run: Run) -> None:
-    studies = {"before": study(*make_mixed_rows(1, 1.0)), "after": study(*make_mixed_rows(2, host, gpu))}
+def test_another_host_is_told_from_another_gpu(host: float, moved: int, gpu: float, expected: str, run: Run) -> None:
+    studies = {"before": study(*make_mixed_rows(1)), "after": study(*make_mixed_rows(2, host, moved, gpu))}
     (comparison,) = compare([studies["before"]], studies["after"], lambda _: MARGIN)
     pattern = re.compile(r"[\d.]+ times")
     assert pattern.sub("x", comparison.host_change) == pattern.sub("x", expected)
@@ -488,7 +491,14 @@ def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> 
         ("serial", "equal"),
         ("naive", "slower"),
     ]
-    assert float(table_rows[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
+    slower = table_rows[1]
+    assert float(slower["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
+    assert float(slower["loss up to (%)"]) == pytest.approx(100 * (1 - float(slower["ratio: low"])))
+    assert (slower["before: blocks"], slower["after: blocks"], slower["decided by"]) == ("5", "5", "")
+    report = json.loads(run(studies, "--json")[1])
+    (reference,) = report["references"]
+    assert report["loss"] in run(studies)[1].splitlines() and reference["host"] == ""
+    assert [f"{case['ratio']:.12g}" for case in reference["cases"]] == [line["ratio"] for line in table_rows]
     lines = page.read_text().splitlines()
     assert lines[:3] == ["## synthetic: before and after", "", "```"] and lines[-1] == "```"
     assert lines[3:-1] == run(studies)[1].splitlines()
