@@ -349,12 +349,12 @@ def test_the_loss_of_all_cases_together_is_rarely_above_the_bound() -> None:
     assert true_loss < sorted(of_filled_gpu)[20] < true_loss + 0.02
 
 
-def make_mixed_rows(seed: int, host: float = 1.0, moved: int = 4, gpu: float = 1.0) -> list[Row]:
+def make_mixed_rows(seed: int, host: float = 1.0, moved: int = 5, gpu: float = 1.0) -> list[Row]:
     """Eager jobs, of which the first `moved` groups have the speed of their host, and a CUDA graph."""
     rng, group_rows = random.Random(seed), []
     for block in range(1, 6):
         start = {"start_ms": 1_000_000 * block + 1_000 * seed}
-        for number, (mode, degree) in enumerate((("serial", 1), ("naive", 2), ("mps", 2), ("mps", 3))):
+        for number, (mode, degree) in enumerate((("serial", 1), ("naive", 2), ("mps", 2), ("mps", 3), ("mps", 7))):
             speed = 1000.0 * (host if number < moved else 1.0) * math.exp(rng.gauss(0, 0.02))
             group_rows.append(copies(mode, degree, speed, block, **start))
         graph = 5000.0 * gpu * math.exp(rng.gauss(0, 0.001))
@@ -365,13 +365,13 @@ def make_mixed_rows(seed: int, host: float = 1.0, moved: int = 4, gpu: float = 1
 @pytest.mark.parametrize(
     ("host", "moved", "gpu", "expected"),
     [
-        (0.72, 4, 1.0, "the host differs (0.72 times, 4 of 4 cases that wait for it), not the GPU (1.000 times)"),
-        (1.4, 4, 1.0, "the host differs (1.40 times, 4 of 4 cases that wait for it), not the GPU (1.000 times)"),
-        (0.72, 3, 1.0, "the host differs (0.72 times, 3 of 4 cases that wait for it), not the GPU (1.000 times)"),
-        (0.72, 2, 1.0, ""),
-        (1.0, 4, 1.0, ""),
-        (0.72, 4, 0.9, ""),
-        (0.72, 4, 1.1, ""),
+        (0.72, 5, 1.0, "the host differs (0.72 times, 5 of 5 cases that wait for it), not the GPU (1.000 times)"),
+        (1.4, 5, 1.0, "the host differs (1.40 times, 5 of 5 cases that wait for it), not the GPU (1.000 times)"),
+        (0.72, 4, 1.0, "the host differs (0.72 times, 4 of 5 cases that wait for it), not the GPU (1.000 times)"),
+        (0.72, 3, 1.0, ""),
+        (1.0, 5, 1.0, ""),
+        (0.72, 5, 0.9, ""),
+        (0.72, 5, 1.1, ""),
     ],
 )
 def test_another_host_is_told_from_another_gpu(host: float, moved: int, gpu: float, expected: str, run: Run) -> None:
