@@ -199,8 +199,16 @@ def test_no_command_prints_the_control_characters_of_a_bundle(
         raw["options"][f"key{escape}"] = escape
 
     write_bundle(file, change)
+    later = tmp_path / "later.tar.xz"
+
+    def measure_later(raw: dict[str, Any]) -> None:
+        change(raw)
+        raw["start_ns"] += 1_000_000
+
+    write_bundle(later, measure_later)
+    assert report.main(["compare", str(file), str(later)]) == 0
     for command in (
-        ["compare", str(file), str(file)],
+        ["compare", str(file), str(later)],
         ["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"],
         ["--root", str(file), "--experiment", EXPERIMENT, "--group", "x", "--out", str(tmp_path / "out"), "--no-log"],
     ):
