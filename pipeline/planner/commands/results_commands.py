@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.system import entry_points, json_decoder, words
+from pipeline.base.system import entry_points, words
 from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import pictures, profile_table
 from pipeline.planner.deployment import Plan
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep, plan_check, profile_measurement
-from pipeline.planner.results.advice import Advice, advise
+from pipeline.planner.results.advice import Advice, Answer, advise, choose_degree, describe_advice
 from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import schedule
 from pipeline.report import publish
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.predictions import (
     PairError,
     PairPrediction,
@@ -31,7 +32,7 @@ from pipeline.report.evaluate.predictions import (
     normalise_model,
     predict_pairs,
 )
-from pipeline.report.evaluate.wording import describe_jobs
+from pipeline.report.evaluate.statistics import format_times
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import make_content
 from pipeline.report.page.table_format import MISSING, Table, format_estimate, format_value, round_value
@@ -40,6 +41,8 @@ from pipeline.report.read.rows import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
 _UNKNOWN = "not known"
+_COMMANDS = {"run": "to measure this again", "follow_up": "to answer it"}
+"""Words before the commands of an advice."""
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +84,9 @@ def add_advise_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer_advise(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return advice for each case of several jobs; status 1 if a case has no advice."""
-    return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
+    """Return an answer for each case of several jobs; status 1 if whether to share is open for a case."""
+    with words.announce_wait(f"reading experiment {arguments.experiment or ''} ..."):
+        return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
 
 
 def answer_advice(study: Study) -> CommandAnswer:
@@ -91,64 +95,76 @@ def answer_advice(study: Study) -> CommandAnswer:
     Raises:
         ConfigError: the study has no group of several jobs.
     """
-    cells = make_cells(study)
-    advices = advise(cells, compare_modes(cells))
+    advices = advise(make_cells(study))
     if not advices:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
-    commands = [follow_up_sweep.build_command(study, advice) for advice in advices]
-    missing = [command and follow_up_sweep.find_missing_choice(command) for command in commands]
-    sweeps = [None if choice else command for command, choice in zip(commands, missing, strict=True)]
-    described = [line for parts in zip(advices, sweeps, missing, strict=True) for line in _describe_advice(*parts)]
-    text = "\n".join([*_format_advice(advices), "", *described])
-    if study.is_simulated:
-        text += f"\n{MEASURED_SIMULATED}"
-    cases = list(map(_advice_to_json, advices, sweeps))
-    status = 0 if all(advice.mode for advice in advices) else 1
+    cases, text = [], [_count_answers(advices)]
+    for advice in advices:
+        commands = {
+            "run": follow_up_sweep.build_command(study, advice),
+            "follow_up": follow_up_sweep.build_follow_up(study, advice),
+        }
+        text += ["", describe_advice(advice)]
+        for name, command in commands.items():
+            if command is not None and (choice := follow_up_sweep.find_missing_choice(command)):
+                text.append(f"    measure again without {choice}, which does not exist any more")
+                commands[name] = None
+            elif command is not None:
+                text += [f"    {_COMMANDS[name]}:", words.wrap_command(command, " " * 6)]
+        cases.append(_advice_to_json(advice) | commands)
+    text += ["", *_describe_degrees(advices)] + _describe_worth(study)
+    status = 1 if any(advice.answer is Answer.OPEN for advice in advices) else 0
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
-    return CommandAnswer(data=data, text=text, status=status)
+    return CommandAnswer(data=data, text="\n".join(text).rstrip(), status=status)
 
 
-def _format_advice(advices: list[Advice]) -> list[str]:
-    heads = ["case", "jobs", "use", "figure", "compared by", "runner-up", "speed-up over runner-up"]
-    lines = [
-        [
-            advice.case.label,
-            str(advice.degree),
-            advice.mode or MISSING,
-            format_estimate(advice.figure) if advice.figure else MISSING,
-            advice.aim.words if advice.mode and advice.aim else "",
-            advice.runner_up or MISSING,
-            format_estimate(advice.over_runner_up) if advice.over_runner_up else MISSING,
-        ]
-        for advice in advices
-    ]
-    return words.align_table([heads, *lines], left_columns=(0, 2, 3, 4, 5, 6))
+def _count_answers(advices: Sequence[Advice]) -> str:
+    counts = Counter(advice.answer for advice in advices)
+    answers = [f"{answer} in {counts[answer]}" for answer in Answer if counts[answer]]
+    return f"{format_count(len(advices), 'case')}: {', '.join(answers)}"
 
 
-def _describe_advice(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
-    choice = f"use {advice.mode}" if advice.mode else "no advice"
-    return [
-        f"{describe_jobs(advice.case, advice.degree)}: {choice}: {advice.because}",
-        *(f"    {change}" for change in advice.changes),
-        *(f"    not considered: {mode}" for mode in advice.not_considered),
-        *([f"    to get advice, run: {sweep}"] if sweep else []),
-        *([f"    to get advice, measure again without {missing}, which does not exist any more"] if missing else []),
-    ]
+def _describe_degrees(advices: Sequence[Advice]) -> list[str]:
+    lines = []
+    for case, members in words.group_by(advices, lambda advice: advice.case).items():
+        best = choose_degree(members)
+        if len(members) > 1 and best is not None and best.speedup is not None:
+            gain = format_times(best.speedup)
+            lines.append(f"{case.label}: most work with {best.degree} jobs, {best.mode}: {gain} serial")
+    return lines
 
 
-def _advice_to_json(advice: Advice, sweep: str | None) -> dict[str, Any]:
-    data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
-    for key in ("case", "degree", "aim"):
-        del data[key]
+def _describe_worth(study: Study) -> list[str]:
+    if study.is_simulated:
+        return [MEASURED_SIMULATED]
+    if any(row.gpu_uuid.startswith(CPU_PREFIX) for row in study.rows):
+        return ["measured on a CPU: the answers say nothing about a GPU"]
+    return []
+
+
+def _advice_to_json(advice: Advice) -> dict[str, Any]:
     estimates = {
-        key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
-        for key, estimate in (("figure", advice.figure), ("over_runner_up", advice.over_runner_up))
+        name: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
+        for name in ("figure", "speedup", "slowdown", "energy")
+        for estimate in [getattr(advice, name)]
     }
-    metric = advice.aim.metric if advice.aim else None
-    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **data, **estimates, "sweep": sweep}
+    return {
+        "case": advice.case.label,
+        "jobs": advice.degree,
+        "answer": advice.answer.value,
+        "mode": advice.mode,
+        "metric": advice.aim.metric if advice.aim else None,
+        **estimates,
+        "alike": advice.alike,
+        "reason": advice.reason,
+        "changes": list(advice.changes),
+        "not_considered": list(advice.not_considered),
+        "open_modes": list(advice.open_modes),
+        "blocks_needed": advice.blocks_needed,
+    }
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

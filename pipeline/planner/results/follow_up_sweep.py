@@ -1,51 +1,60 @@
-"""The command line that completes undecided advice: the study's command with enough blocks of the undecided groups."""
+"""The command lines of an advice: one that runs the recommended mode, or one that answers the open question.
+
+A command is the recorded one of the study, for one case, some modes and a number of blocks.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
-
-from hydra.core.override_parser.types import Quote, QuotedString
+from pathlib import Path
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
+from pipeline.base.domain.sharing_modes import MPS, NAIVE
 from pipeline.base.system import entry_points, user_command
-from pipeline.base.system.paths import list_choices
-from pipeline.planner.results.advice import Advice
-from pipeline.record.store import content
+from pipeline.base.system.paths import DEFAULT_ROOT, list_choices
+from pipeline.base.system.words import format_list
+from pipeline.planner.results.advice import SPEED, Advice, Answer
+from pipeline.record.store import content, portable_paths
+from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.report.evaluate.cells import label_cases
 from pipeline.report.evaluate.statistics import MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
 # Keys that the new command sets or must not inherit.
-_DECIDED = ("repeats", "resume", "only", "shard", "time_limit_s", "dry_run", "plan_file", "reproduce")
-_BASELINE = ("baseline",)  # a study without baselines could never compare a mode with serial
+_DECIDED = (
+    *("repeats", "resume", "only", "shard", "time_limit_s", "dry_run", "plan_file", "reproduce", "baseline"),
+    *("scenario", "tracking.root"),
+)
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
+_FOREIGN_FOLDER = re.compile(r"\$[A-Z]+_[A-Z0-9_a-z]+")
 
 
 def build_command(study: Study, advice: Advice) -> str | None:
-    """Return the command that completes the advice; `None` if a mode is recommended, or no sweep would help."""
-    cases = label_cases(study)
-    rows = [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
-    collocated_rows = [row for row in rows if not row.is_sequential]
-    if advice.mode is not None or not collocated_rows:
+    """Return the command that measures the recommended mode again, in an experiment of its own; `None` without one."""
+    rows = [row for row in _select_rows(study, advice) if row.mode == advice.mode]
+    if advice.answer is not Answer.SHARE or not rows:
         return None
-    if len(advice.undecided) < 2:
-        return _add_modes(advice, collocated_rows)
-    undecided = [row for row in collocated_rows if row.mode in advice.undecided]
-    names = dict.fromkeys(row.name for row in undecided)
-    only = f"only=[{','.join(map(_quote, names))}]"
-    scenarios = list(dict.fromkeys(row.scenario for row in undecided))
-    without = _BASELINE if SERIAL.label in advice.undecided else ()
+    return _compose(rows, [rows[0].scenario], [f"repeats={MIN_BLOCKS}", "tracking.experiment=advised"])
+
+
+def build_follow_up(study: Study, advice: Advice) -> str | None:
+    """Return the command that answers what is open; `None` if nothing is open, or if `MOST_BLOCKS` would not do."""
+    rows = _select_rows(study, advice)
+    scenarios: list[str] = []
+    if advice.blocks_needed is not None:
+        scenarios += dict.fromkeys(row.scenario for row in rows if row.mode in advice.open_modes)
+    if advice.answer is not Answer.SHARE and advice.aim is SPEED:  # a mode that was not measured may gain
+        measured = {row.scenario for row in rows}
+        scenarios += [mode.name for mode in (NAIVE, MPS) if mode.name not in measured]
+    if not scenarios:
+        return None
+    decided = [f"repeats={advice.blocks_needed or MIN_BLOCKS}", *([] if advice.aim else ["baseline=always"])]
     num_gpus = len({row.gpu_uuid for row in rows})
     if 1 < num_gpus < MIN_GPUS:  # use one more GPU and a separate store, because a block has one GPU
-        decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
-        return _compose(collocated_rows, decided, without=(*_WHICH_GPU, *without), scenarios=scenarios)
-    if advice.blocks_needed is None:
-        return None
-    decided = [f"repeats={advice.blocks_needed}", "resume=true", only]
-    return _compose(collocated_rows, decided, without=without, scenarios=scenarios)
+        return _compose(rows, scenarios, [*decided, f"tracking.root=mlruns_{num_gpus + 1}"], _WHICH_GPU)
+    return _compose(rows, scenarios, [*decided, "resume=true"])
 
 
 def find_missing_choice(command: str) -> str | None:
@@ -64,47 +73,58 @@ def find_missing_choice(command: str) -> str | None:
     return None
 
 
-def _add_modes(advice: Advice, collocated_rows: Sequence[Row]) -> str | None:
-    """Sweep further modes if too few modes can be compared; leave out modes that cannot be recommended."""
-    repeats = f"repeats={MIN_BLOCKS}"
-    if advice.aim is None:
-        is_of_services = any(job.is_rate_given for row in collocated_rows for job in row.jobs)
-        return None if is_of_services else _compose(collocated_rows, ["baseline=always", repeats, "resume=true"])
-    bad = {row.scenario for row in collocated_rows if row.mode not in advice.undecided}
-    good = {row.scenario for row in collocated_rows} - bad
-    new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
-    if not new:
-        return None
-    return _compose(collocated_rows, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"])
+def _select_rows(study: Study, advice: Advice) -> list[Row]:
+    cases = label_cases(study)
+    return [
+        row
+        for row in study.rows
+        if cases[row.run_id] == advice.case and row.degree == advice.degree and not row.is_sequential
+    ]
 
 
 def _compose(
-    rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = (), scenarios: Sequence[str] = ()
+    rows: Sequence[Row], scenarios: Sequence[str], decided: Sequence[str], without: Sequence[str] = ()
 ) -> str | None:
-    """Return the newest command line of the rows with other overrides.
+    """Return the newest command line of the rows for these sharing modes, with other overrides.
 
-    If several commands measured the rows, the newest one may lack some of `scenarios`, which are then set.
+    `None` if the command line is not recorded in full, or names folders of another machine.
     """
-    recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
-    words = content.split_command(recorded)
-    if not words:
+    newest = max(rows, key=lambda row: row.start_ms)
+    recorded = content.split_command(newest.facts.get("command_line", ""))
+    words = [portable_paths.expand(word) for word in recorded or ()]
+    if not words or any(_FOREIGN_FOLDER.search(word) for word in words):
         return None
     start, words = entry_points.divide(words)
     overrides, command_line = user_command.divide(words)
-    typed = [word.partition("=")[2].split(",") for word in overrides if user_command.key_of(word) == "scenario"]
-    if typed and not set(scenarios) <= set(typed[-1]):
-        decided = [f"scenario={','.join(scenarios)}", *decided]
+    if isinstance(newest.store, Path) and is_bundle(newest.store):  # other blocks would be of another GPU
+        decided, without = [word for word in decided if word != "resume=true"], (*without, *_WHICH_GPU)
+    elif isinstance(newest.store, Path) and newest.store.resolve() != DEFAULT_ROOT.resolve():
+        decided = [f"tracking.root={newest.store.resolve()}", *decided]
+    decided = [f"scenario={','.join(scenarios)}", *_select_jobs(newest, command_line), *decided]
     keys = {user_command.key_of(word) for word in decided}
     unchanged = [
-        word
+        _select_value(word, newest)
         for word in overrides
         if user_command.key_of(word) not in keys and not user_command.sets(word, (*_DECIDED, *without))
     ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in unchanged)
-    swept = [] if is_sweep or "," not in decided[0] else ["-m"]
+    swept = [] if is_sweep or len(scenarios) == 1 else ["-m"]
     return entry_points.spell_again(start, *swept, *unchanged, *decided, *command_line)
 
 
-def _quote(name: str) -> str:
-    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", name)
-    return name if is_plain else str(QuotedString(name, Quote.double).with_quotes())
+def _select_jobs(row: Row, command_line: Sequence[str]) -> list[str]:
+    """Return the overrides that select the jobs of a row among those of its study."""
+    sizes = [job.size for job in row.jobs]
+    if all(sizes):
+        return [f"mix={format_list(sizes)}"]
+    if row.is_mix:
+        return []
+    workload = row.jobs[0].params.get("workload", "")
+    return [*([] if command_line or not workload else [f"workload={workload}"]), f"degree={row.degree}"]
+
+
+def _select_value(word: str, row: Row) -> str:
+    """Return an override of a workload's key with the value of a row, if it sweeps over several values."""
+    key, _, values = word.partition("=")
+    value = row.jobs[0].params.get(key.removeprefix("workload."), "")
+    return f"{key}={value}" if key.startswith("workload.") and value in values.split(",") else word
