@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from pipeline.planner import pictures, profile_table
 from pipeline.planner.deployment import Plan
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep, plan_check, profile_measurement
-from pipeline.planner.results.advice import Advice, Answer, advise, choose_degree, describe_advice
+from pipeline.planner.results.advice import WIDTH, Advice, Answer, advise, choose_degree, describe_advice
 from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import schedule
 from pipeline.report import publish
@@ -41,8 +42,6 @@ from pipeline.report.read.rows import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
 _UNKNOWN = "not known"
-_COMMANDS = {"run": "to measure this again", "follow_up": "to answer it"}
-"""Words before the commands of an advice."""
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +84,7 @@ def add_advise_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer_advise(arguments: argparse.Namespace) -> CommandAnswer:
     """Return an answer for each case of several jobs; status 1 if whether to share is open for a case."""
-    with words.announce_wait(f"reading experiment {arguments.experiment or ''} ..."):
+    with words.announce_wait("reading the study ..."):
         return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
 
 
@@ -101,23 +100,31 @@ def answer_advice(study: Study) -> CommandAnswer:
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
-    cases, text = [], [_count_answers(advices)]
-    for advice in advices:
-        commands = {
-            "run": follow_up_sweep.build_command(study, advice),
-            "follow_up": follow_up_sweep.build_follow_up(study, advice),
-        }
+    commands = [follow_up_sweep.build_command(study, advice) for advice in advices]
+    follow_ups = follow_up_sweep.build_follow_ups(study, advices)
+    missing = {
+        command: choice
+        for command in [*commands, *follow_ups]
+        if command is not None and (choice := follow_up_sweep.find_missing_choice(command))
+    }
+    commands = [None if command in missing else command for command in commands]
+    follow_ups = [command for command in follow_ups if command not in missing]
+    text = [_count_answers(advices)]
+    for advice, command in zip(advices, commands, strict=True):
         text += ["", describe_advice(advice)]
-        for name, command in commands.items():
-            if command is not None and (choice := follow_up_sweep.find_missing_choice(command)):
-                text.append(f"    measure again without {choice}, which does not exist any more")
-                commands[name] = None
-            elif command is not None:
-                text += [f"    {_COMMANDS[name]}:", words.wrap_command(command, " " * 6)]
-        cases.append(_advice_to_json(advice) | commands)
-    text += ["", *_describe_degrees(advices)] + _describe_worth(study)
+        text += ["    to measure it:", words.wrap_command(command, " " * 6)] if command else []
+    text += ["", "To answer what is open:", *map(words.wrap_command, follow_ups)] if follow_ups else []
+    text += ["", *_describe_degrees(advices), *_describe_worth(study)]
+    gone = sorted(set(missing.values()))
+    text += [f"to get commands, measure again without {', '.join(gone)}, not in conf/ any more"] if gone else []
+    cases = [_advice_to_json(advice) | {"command": command} for advice, command in zip(advices, commands, strict=True)]
+    data = {
+        "experiment": study.experiment,
+        "is_simulated": study.is_simulated,
+        "cases": cases,
+        "follow_ups": follow_ups,
+    }
     status = 1 if any(advice.answer is Answer.OPEN for advice in advices) else 0
-    data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
     return CommandAnswer(data=data, text="\n".join(text).rstrip(), status=status)
 
 
@@ -133,7 +140,8 @@ def _describe_degrees(advices: Sequence[Advice]) -> list[str]:
         best = choose_degree(members)
         if len(members) > 1 and best is not None and best.speedup is not None:
             gain = format_times(best.speedup)
-            lines.append(f"{case.label}: most work with {best.degree} jobs, {best.mode}: {gain} serial")
+            line = f"{case.label}: most work with {best.degree} jobs, {best.mode}: {gain} that of one at a time"
+            lines.append(textwrap.fill(line, WIDTH, subsequent_indent=" " * 4))
     return lines
 
 
@@ -161,6 +169,7 @@ def _advice_to_json(advice: Advice) -> dict[str, Any]:
         "alike": advice.alike,
         "reason": advice.reason,
         "changes": list(advice.changes),
+        "elsewhere": list(advice.elsewhere),
         "not_considered": list(advice.not_considered),
         "open_modes": list(advice.open_modes),
         "blocks_needed": advice.blocks_needed,

@@ -74,6 +74,7 @@ class Advice:
         rivals: contrasts of the recommended mode with each other mode, the fastest first.
         reason: why no mode is comparable or fast enough; empty if the figures of `cell` say it.
         changes: conditions under which another measured mode is better.
+        elsewhere: other degrees and parameter values for which another mode is recommended.
         not_considered: modes that are never recommended, with the reason.
         open_modes: modes to measure again, because a question is open that blocks could answer.
         blocks_needed: number of blocks that would answer it; `None` if it is more than `MOST_BLOCKS` or unknown.
@@ -87,6 +88,7 @@ class Advice:
     rivals: tuple[Contrast, ...] = ()
     reason: str = ""
     changes: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     not_considered: tuple[str, ...] = ()
     open_modes: tuple[str, ...] = ()
     blocks_needed: int | None = None
@@ -146,25 +148,27 @@ def advise(cells: Sequence[Cell]) -> list[Advice]:
     """
     places = group_places([cell for cell in cells if not cell.has_stressor])
     advices = {place: _advise_place(members) for place, members in places.items() if place[1] > 1}
-    return [
-        replace(advice, changes=(*advice.changes, *_list_elsewhere(advice, advices, cells)))
-        for advice in advices.values()
-    ]
+    return [replace(advice, elsewhere=tuple(_list_elsewhere(advice, advices, cells))) for advice in advices.values()]
 
 
 def choose_degree(advices: Sequence[Advice]) -> Advice | None:
     """Return the advice with the fewest jobs whose speed-up no larger number of jobs exceeds, of one case of copies.
 
-    `None` if the jobs should not share, or if they are a mix.
+    `None` if the question is open for a number of jobs, if the jobs should not share, or if they are a mix.
     """
     best: Advice | None = None
     for advice in sorted(advices, key=lambda advice: advice.degree):
-        if advice.answer is Answer.SHARE and advice.aim is SPEED and not advice.case.is_mix and advice.cell is not None:
-            if best is None or best.cell is None:
-                best = advice
-            elif (pair := contrast_cells(advice.cell, best.cell, SPEEDUP)) is not None and is_above(pair.ratio):
-                best = advice
+        if advice.answer is Answer.OPEN or advice.case.is_mix or advice.aim is not SPEED:
+            return None
+        if advice.answer is Answer.SHARE and (best is None or _does_more_work(advice, best)):
+            best = advice
     return best
+
+
+def _does_more_work(advice: Advice, other: Advice) -> bool:
+    assert advice.cell is not None and other.cell is not None
+    pair = contrast_cells(advice.cell, other.cell, SPEEDUP)
+    return pair is not None and is_above(pair.ratio)
 
 
 def _advise_place(cells: Sequence[Cell]) -> Advice:
@@ -326,9 +330,7 @@ def _list_changes(recommended: Cell, rivals: Sequence[Cell]) -> Iterator[str]:
             yield f"{less.mode} for the least {words}: {format_estimate(least)} against {format_estimate(estimate)}"
 
 
-def _list_elsewhere(
-    advice: Advice, advices: Mapping[tuple[Case, int], Advice], cells: Sequence[Cell]
-) -> Iterator[str]:
+def _list_elsewhere(advice: Advice, advices: Mapping[tuple[Case, int], Advice], cells: Sequence[Cell]) -> Iterator[str]:
     """Yield other degrees, and values of one parameter, for which the study recommends another sharing mode."""
     if advice.answer is Answer.OPEN:
         return
@@ -355,18 +357,24 @@ def _name_kind(advice: Advice) -> str:
 
 
 def describe_advice(advice: Advice) -> str:
-    """Describe an answer in plain words: the answer, then indented lines of at most `WIDTH` columns."""
-    heading = f"{describe_jobs(advice.case, advice.degree)}: {_describe_answer(advice)}"
-    lines = [heading, *(f"    {line}" for line in (*_describe_costs(advice), *_describe_rivals(advice)))]
-    lines += [f"    instead: {'; '.join(advice.changes)}"] if advice.changes else []
-    lines += [f"    not considered: {textwrap.shorten(mode, 2 * WIDTH)}" for mode in advice.not_considered]
+    """Describe an answer in plain words: the answer, then indented lines, of at most `WIDTH` columns."""
+    jobs, answer = describe_jobs(advice.case, advice.degree), _describe_answer(advice)
+    details = [*_describe_costs(advice), *_describe_rivals(advice)]
+    details += [f"instead: {'; '.join(advice.changes)}"] if advice.changes else []
+    details += [f"elsewhere: {'; '.join(advice.elsewhere)}"] if advice.elsewhere else []
+    details += [textwrap.shorten(f"not considered: {mode}", WIDTH - 4) for mode in advice.not_considered]
     if advice.cell is not None and (doubt := advice.cell.marks_of_rows):
-        lines.append(f"    doubt: {textwrap.shorten(doubt, WIDTH)}")
-    lines += [f"    {outlook}"] if (outlook := _describe_outlook(advice)) else []
-    return "\n".join(
-        textwrap.fill(line, WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
-        for line in lines
-    )
+        details.append(textwrap.shorten(f"doubt: {doubt}", WIDTH - 4))
+    details += filter(None, [_describe_outlook(advice)])
+    is_short = len(f"{jobs}: {answer}") <= WIDTH
+    lines = [f"{jobs}: {answer}"] if is_short else [f"{jobs}:", wrap_line(answer)]
+    return "\n".join([*lines, *map(wrap_line, details)])
+
+
+def wrap_line(text: str) -> str:
+    """Indent a text and break it into lines of at most `WIDTH` columns."""
+    wrapper = textwrap.TextWrapper(WIDTH, " " * 4, " " * 6, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
 
 
 def _describe_answer(advice: Advice) -> str:
@@ -382,7 +390,7 @@ def _describe_answer(advice: Advice) -> str:
     text += f" ({'; '.join(filter(None, (interval, basis)))})"
     if advice.answer is Answer.SHARE:
         return f"{Answer.SHARE}, {cell.mode}: {text}"
-    return f"{advice.answer}: {cell.mode}, the best mode measured, is {text}"
+    return f"{advice.answer}: at best {cell.mode}, {text}"
 
 
 def _describe_costs(advice: Advice) -> Iterator[str]:
@@ -423,10 +431,10 @@ def _describe_outlook(advice: Advice) -> str:
     """Describe what more blocks would tell about the open question; empty without one."""
     if not advice.open_modes:
         return ""
+    question = "which mode is faster" if advice.answer is Answer.SHARE else "whether to share"
     if advice.blocks_needed is not None:
-        return f"{advice.blocks_needed} blocks would probably answer it"
-    figure = advice.figure
+        return f"{advice.blocks_needed} blocks would probably tell {question}"
+    text, figure = f"{MOST_BLOCKS} blocks would not tell {question}", advice.figure
     if advice.answer is Answer.SHARE or advice.aim is not SPEED or figure is None or figure.high is None:
-        return f"{MOST_BLOCKS} more blocks would not tell"
-    gain_pct = 100 * (figure.high - 1)
-    return f"{MOST_BLOCKS} blocks would not tell; {join_words(advice.open_modes[:1])} gains at most {gain_pct:.0f} %"
+        return text
+    return f"{text}; {advice.open_modes[0]} gains at most {100 * (figure.high - 1):.0f} %"

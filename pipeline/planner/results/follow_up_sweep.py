@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.sharing_modes import MPS, NAIVE
+from pipeline.base.domain.sharing_modes import MPS, NAIVE, mode_of
 from pipeline.base.system import entry_points, user_command
 from pipeline.base.system.paths import DEFAULT_ROOT, list_choices
 from pipeline.base.system.words import format_list
@@ -28,7 +29,8 @@ _DECIDED = (
     *("scenario", "tracking.root"),
 )
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
-_FOREIGN_FOLDER = re.compile(r"\$[A-Z]+_[A-Z0-9_a-z]+")
+_RESUME = "resume=true"
+_FOREIGN_FOLDER = re.compile(r"\$(ENVIRONMENT\b|[A-Z]+_\w)")
 
 
 def build_command(study: Study, advice: Advice) -> str | None:
@@ -39,22 +41,23 @@ def build_command(study: Study, advice: Advice) -> str | None:
     return _compose(rows, [rows[0].scenario], [f"repeats={MIN_BLOCKS}", "tracking.experiment=advised"])
 
 
-def build_follow_up(study: Study, advice: Advice) -> str | None:
-    """Return the command that answers what is open; `None` if nothing is open, or if `MOST_BLOCKS` would not do."""
-    rows = _select_rows(study, advice)
-    scenarios: list[str] = []
-    if advice.blocks_needed is not None:
-        scenarios += dict.fromkeys(row.scenario for row in rows if row.mode in advice.open_modes)
-    if advice.answer is not Answer.SHARE and advice.aim is SPEED:  # a mode that was not measured may gain
-        measured = {row.scenario for row in rows}
-        scenarios += [mode.name for mode in (NAIVE, MPS) if mode.name not in measured]
-    if not scenarios:
-        return None
-    decided = [f"repeats={advice.blocks_needed or MIN_BLOCKS}", *([] if advice.aim else ["baseline=always"])]
-    num_gpus = len({row.gpu_uuid for row in rows})
-    if 1 < num_gpus < MIN_GPUS:  # use one more GPU and a separate store, because a block has one GPU
-        return _compose(rows, scenarios, [*decided, f"tracking.root=mlruns_{num_gpus + 1}"], _WHICH_GPU)
-    return _compose(rows, scenarios, [*decided, "resume=true"])
+def build_follow_ups(study: Study, advices: Sequence[Advice]) -> list[str]:
+    """Return the commands that answer what is open, where `MOST_BLOCKS` would do; one for cases that need the same."""
+    cases: dict[tuple[tuple[str, ...], tuple[str, ...], bool, bool, str], list[Row]] = defaultdict(list)
+    for advice in advices:
+        rows = _select_rows(study, advice)
+        scenarios = {row.scenario for row in rows if row.mode in advice.open_modes and advice.blocks_needed}
+        if advice.answer is not Answer.SHARE and advice.aim is SPEED:  # a mode that was not measured may gain
+            scenarios |= {NAIVE.name, MPS.name} - {row.scenario for row in rows}
+        ordered = tuple(sorted(scenarios, key=lambda scenario: mode_of(scenario).order))
+        num_gpus = len({row.gpu_uuid for row in rows})
+        decided = [f"repeats={advice.blocks_needed or MIN_BLOCKS}", *([] if advice.aim else ["baseline=always"])]
+        # One more GPU needs a store of its own, because a block has one GPU.
+        decided += [f"tracking.root=mlruns_{num_gpus + 1}"] if 1 < num_gpus < MIN_GPUS else [_RESUME]
+        if ordered:
+            cases[ordered, tuple(decided), bool(_list_sizes(rows)), advice.case.is_mix, _find_command(rows)] += rows
+    commands = (_compose(rows, scenarios, decided) for (scenarios, decided, *_), rows in cases.items())
+    return [command for command in commands if command is not None]
 
 
 def find_missing_choice(command: str) -> str | None:
@@ -82,49 +85,65 @@ def _select_rows(study: Study, advice: Advice) -> list[Row]:
     ]
 
 
-def _compose(
-    rows: Sequence[Row], scenarios: Sequence[str], decided: Sequence[str], without: Sequence[str] = ()
-) -> str | None:
-    """Return the newest command line of the rows for these sharing modes, with other overrides.
+def _find_command(rows: Sequence[Row]) -> str:
+    """Return the newest recorded command line of rows."""
+    return max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
+
+
+def _compose(rows: Sequence[Row], scenarios: Sequence[str], decided: Sequence[str]) -> str | None:
+    """Return the newest command line of rows for their jobs and these sharing modes, with other overrides.
 
     `None` if the command line is not recorded in full, or names folders of another machine.
     """
-    newest = max(rows, key=lambda row: row.start_ms)
-    recorded = content.split_command(newest.facts.get("command_line", ""))
-    words = [portable_paths.expand(word) for word in recorded or ()]
+    words = [portable_paths.expand(word) for word in content.split_command(_find_command(rows)) or ()]
     if not words or any(_FOREIGN_FOLDER.search(word) for word in words):
         return None
     start, words = entry_points.divide(words)
     overrides, command_line = user_command.divide(words)
-    if isinstance(newest.store, Path) and is_bundle(newest.store):  # other blocks would be of another GPU
-        decided, without = [word for word in decided if word != "resume=true"], (*without, *_WHICH_GPU)
-    elif isinstance(newest.store, Path) and newest.store.resolve() != DEFAULT_ROOT.resolve():
-        decided = [f"tracking.root={newest.store.resolve()}", *decided]
-    decided = [f"scenario={','.join(scenarios)}", *_select_jobs(newest, command_line), *decided]
+    if isinstance(store := rows[0].store, Path) and _RESUME in decided:
+        if is_bundle(store):
+            decided = [word for word in decided if word != _RESUME]
+        elif store.resolve() != DEFAULT_ROOT.resolve():
+            decided = [*decided, f"tracking.root={store}"]
+    # Blocks that do not continue the study can run on any GPU.
+    without = _DECIDED if _RESUME in decided else (*_DECIDED, *_WHICH_GPU)
+    decided = [f"scenario={','.join(scenarios)}", *_select_jobs(rows, command_line), *decided]
     keys = {user_command.key_of(word) for word in decided}
     unchanged = [
-        _select_value(word, newest)
+        _select_values(word, rows)
         for word in overrides
-        if user_command.key_of(word) not in keys and not user_command.sets(word, (*_DECIDED, *without))
+        if user_command.key_of(word) not in keys and not user_command.sets(word, without)
     ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in unchanged)
-    swept = [] if is_sweep or len(scenarios) == 1 else ["-m"]
+    is_swept = any("," in re.sub(r"\[.*?\]", "", word) for word in decided)
+    swept = ["-m"] if is_swept and not is_sweep else []
     return entry_points.spell_again(start, *swept, *unchanged, *decided, *command_line)
 
 
-def _select_jobs(row: Row, command_line: Sequence[str]) -> list[str]:
-    """Return the overrides that select the jobs of a row among those of its study."""
-    sizes = [job.size for job in row.jobs]
-    if all(sizes):
-        return [f"mix={format_list(sizes)}"]
-    if row.is_mix:
+def _list_sizes(rows: Sequence[Row]) -> list[str]:
+    """Return the mixes that rows ran, such as `[M,S]`; empty if they ran copies, or a job has no name in the mix."""
+    names = [job.size for row in rows for job in row.jobs]
+    return list(dict.fromkeys(format_list(job.size for job in row.jobs) for row in rows)) if all(names) else []
+
+
+def _select_jobs(rows: Sequence[Row], command_line: Sequence[str]) -> list[str]:
+    """Return the overrides that select the jobs of rows among those of their study."""
+    if sizes := _list_sizes(rows):
+        return [_list_values("mix", sizes)]
+    if rows[0].is_mix:
         return []
-    workload = row.jobs[0].params.get("workload", "")
-    return [*([] if command_line or not workload else [f"workload={workload}"]), f"degree={row.degree}"]
+    names = {row.jobs[0].params.get("workload", "") for row in rows}
+    workloads = [] if command_line or not all(names) else [_list_values("workload", sorted(names))]
+    return [*workloads, _list_values("degree", sorted({row.degree for row in rows}))]
 
 
-def _select_value(word: str, row: Row) -> str:
-    """Return an override of a workload's key with the value of a row, if it sweeps over several values."""
-    key, _, values = word.partition("=")
-    value = row.jobs[0].params.get(key.removeprefix("workload."), "")
-    return f"{key}={value}" if key.startswith("workload.") and value in values.split(",") else word
+def _select_values(word: str, rows: Sequence[Row]) -> str:
+    """Return an override of a workload's key without the values that no row has, if it sweeps over several values."""
+    key, _, text = word.partition("=")
+    measured = {row.jobs[0].params.get(key.removeprefix("workload.")) for row in rows}
+    values = [value for value in text.split(",") if value in measured]
+    return _list_values(key, values) if key.startswith("workload.") and values else word
+
+
+def _list_values(key: str, values: Iterable[object]) -> str:
+    return f"{key}={','.join(map(str, values))}"
