@@ -264,6 +264,10 @@ def _has_interval(aim: Aim) -> Callable[[Cell], bool]:
 
 
 def _compare(cell: Cell, other: Cell, aim: Aim) -> Contrast | None:
+    """Return how many times as good a mode is as another one for the aim."""
+    if aim is RETAINED:
+        pair = contrast_cells(other, cell, aim.metric)
+        return None if pair is None else replace(pair, cell=cell, other=other, against=other.mode)
     return contrast_cells(cell, other, *(cell.speed if aim is SPEED else (aim.metric,)))
 
 

@@ -112,7 +112,7 @@ def _compose(rows: Sequence[Row], scenarios: Sequence[str], decided: Sequence[st
     unchanged = [
         _select_values(word, rows)
         for word in overrides
-        if user_command.key_of(word) not in keys and not user_command.sets(word, without)
+        if user_command.key_of(word) not in keys and not user_command.sets(word, without) and _has_effect(word, rows)
     ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in unchanged)
     is_swept = any("," in re.sub(r"\[.*?\]", "", word) for word in decided)
@@ -135,6 +135,12 @@ def _select_jobs(rows: Sequence[Row], command_line: Sequence[str]) -> list[str]:
     names = {row.jobs[0].params.get("workload", "") for row in rows}
     workloads = [] if command_line or not all(names) else [_list_values("workload", sorted(names))]
     return [*workloads, _list_values("degree", sorted({row.degree for row in rows}))]
+
+
+def _has_effect(word: str, rows: Sequence[Row]) -> bool:
+    """Return whether an override of a job of a mix concerns one of the jobs of rows."""
+    place = user_command.place_of(user_command.key_of(word)).split(".")
+    return place[0] != "sizes" or not _list_sizes(rows) or place[1] in {job.size for row in rows for job in row.jobs}
 
 
 def _select_values(word: str, rows: Sequence[Row]) -> str:

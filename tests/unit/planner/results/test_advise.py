@@ -104,18 +104,26 @@ def scattered(factors: Mapping[str, Sequence[float]], *, num_jobs: int = 2, grap
 
 
 NOISE = (0.97, 1.03, 1.0, 0.96, 1.04)
+BOUND = 0.0908
+"""exp(2.776 s / sqrt(5)) - 1, of the logarithms of `NOISE` reversed over `NOISE`, by hand."""
 SPEEDUPS = {
     # both modes gain, and differ by a bounded amount: the simpler one
-    "either": ({"naive": [1.5] * 5, "mps": [1.5 * factor for factor in NOISE]}, "share", "naive", {"MPS": 0.046}, None),
+    "either": (
+        {"naive": [1.5 * factor for factor in NOISE], "mps": [1.5 * factor for factor in reversed(NOISE)]},
+        *("share", "naive", {"MPS": BOUND}, None),
+    ),
     # the faster mode is shown to be faster
     "faster": ({"naive": [1.2 * f for f in NOISE], "mps": [1.8] * 5}, "share", "MPS", {}, None),
     # both gain, but may differ by more than a fifth: the better one, and blocks that would tell
     "unclear": (
-        {"naive": [1.9, 1.3, 1.6, 1.3, 1.8], "mps": [1.7, 1.9, 1.5, 1.9, 1.6]},
-        *("share", "MPS", {}, 15),
+        {
+            "naive": [1.5 * factor for factor in NOISE],
+            "mps": [1.5 * factor * exp(log) for factor, log in zip(NOISE, (0.0, 0.2, 0.09, 0.0, 0.16), strict=True)],
+        },
+        *("share", "MPS", {}, 8),
     ),
     # a mode that may be the faster one does not stand in the way of one that gains
-    "one gains": ({"naive": [1.3] * 5, "mps": [0.9, 2.4, 1.1, 1.9, 1.5]}, "share", "naive", {}, 20),
+    "one gains": ({"naive": [1.3] * 5, "mps": [0.9, 2.4, 1.1, 1.9, 1.5]}, "share", "naive", {}, None),
     # three blocks give an interval, two do not
     "three": ({"naive": [1.4, 1.41, 1.39]}, "share", "naive", {}, None),
     "two": ({"naive": [1.4, 1.41]}, "open", None, {}, 5),
@@ -129,7 +137,7 @@ SPEEDUPS = {
     ),
     "nothing": ({"naive": [1.0, 1.001, 1.0, 0.999, 1.0]}, "one at a time", "serial", {}, None),
     # a gain is possible
-    "undecided": ({"naive": [1.15 * f for f in (0.8, 1.2, 1.0, 0.85, 1.15)]}, "open", None, {}, 12),
+    "undecided": ({"naive": [1.15 * f for f in (0.8, 1.2, 1.0, 0.85, 1.15)]}, "open", None, {}, 18),
     # and more than twenty blocks would be needed
     "hopeless": ({"naive": [1.02 * f for f in (0.9, 1.1, 1.0, 0.95, 1.05)]}, "open", None, {}, None),
 }
@@ -152,12 +160,10 @@ def test_an_answer_has_its_speedup_slowdown_energy_and_a_faster_step_mode() -> N
     (advice,) = advice_on(*rows)
     assert advice.speedup.median == pytest.approx(1.8) and advice.speedup.n == 5
     assert advice.slowdown.median == pytest.approx(2 / 1.8)
-    assert advice.energy.median == pytest.approx(1.0)
+    assert advice.energy is None
     lines = describe_advice(advice).splitlines()
     assert lines[0] == "2 tiny bs128: share, MPS: 1.80 times serial (1.79 to 1.81; 5 blocks)"
-    assert lines[1].startswith(
-        "    the slowest job takes 1.11 times (1.10 to 1.12) as long as alone; energy 1.00 times"
-    )
+    assert lines[1] == "    the slowest job takes 1.11 times (1.11 to 1.12) as long as alone"
     assert "    still faster: CUDA graph alone, one job at a time, 2.00 times (1.99 to 2.01) as fast" in lines
     assert "    MPS is 1.29 times (1.28 to 1.29) as fast as naive" in lines
     assert "    instead: naive for the least energy per sample, in J: 0.02 against 0.03" in lines
@@ -185,7 +191,6 @@ def test_the_number_of_jobs_is_the_least_that_no_larger_one_exceeds() -> None:
     assert choose_degree(advice_on(*scattered({"naive": [1.4, 1.4]}))) is None  # two blocks leave it open
 
 
-@pytest.mark.sampled(1)
 def test_wrong_answers_are_rare_and_a_loss_is_never_shared() -> None:
     random, answers = Random(1), Counter[str | None]()
     for _ in range(100):
@@ -336,7 +341,8 @@ COMMANDS = {
     ),
     "launcher": (
         "run.py +experiment=curve hydra/launcher=gpus hydra.launcher.devices=[0,1]",
-        "+experiment=curve hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' scenario=naive,mps workload=tiny degree=2",
+        "+experiment=curve hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' "
+        "scenario=naive,mps workload=tiny degree=2",
     ),
     "folder of every machine": (
         "run.py data.root=$TMPDIR/images degree=2",
@@ -354,7 +360,7 @@ def test_a_follow_up_is_the_recorded_command_for_what_is_open(name: str, monkeyp
     if words is None:
         assert commands == []
         return
-    before, dashes, after = typed.partition(" -- ")
+    _, dashes, after = typed.partition(" -- ")
     swept = "" if "+experiment" in typed else "-m "
     assert [command.partition(" run.py ")[2] for command in commands] == [
         f"{swept}{words} repeats=5 resume=true{dashes}{after}"
