@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.system import entry_points, words
+from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host_info import CPU_PREFIX
@@ -117,15 +117,16 @@ def answer_advice(study: Study) -> CommandAnswer:
     text += ["", *_describe_degrees(advices), *_describe_worth(study)]
     gone = sorted(set(missing.values()))
     text += [f"to get commands, measure again without {', '.join(gone)}, not in conf/ any more"] if gone else []
-    cases = [_advice_to_json(advice) | {"command": command} for advice, command in zip(advices, commands, strict=True)]
     data = {
         "experiment": study.experiment,
         "is_simulated": study.is_simulated,
-        "cases": cases,
+        "cases": [
+            _advice_to_json(advice) | {"command": typed} for advice, typed in zip(advices, commands, strict=True)
+        ],
         "follow_ups": follow_ups,
     }
     status = 1 if any(advice.answer is Answer.OPEN for advice in advices) else 0
-    return CommandAnswer(data=data, text="\n".join(text).rstrip(), status=status)
+    return CommandAnswer(data=data | {"follow_ups": follow_ups}, text="\n".join(text).rstrip(), status=status)
 
 
 def _count_answers(advices: Sequence[Advice]) -> str:
@@ -135,12 +136,13 @@ def _count_answers(advices: Sequence[Advice]) -> str:
 
 
 def _describe_degrees(advices: Sequence[Advice]) -> list[str]:
+    """Describe how many copies to run, for each case that was measured with several numbers of jobs."""
     lines = []
-    for case, members in words.group_by(advices, lambda advice: advice.case).items():
-        best = choose_degree(members)
-        if len(members) > 1 and best is not None and best.speedup is not None:
-            gain = format_times(best.speedup)
-            line = f"{case.label}: most work with {best.degree} jobs, {best.mode}: {gain} that of one at a time"
+    for members in words.group_by(advices, lambda advice: advice.case).values():
+        if len(members) > 1 and (best := choose_degree(members)) is not None and best.speedup is not None:
+            line = f"{best.case.label}: {best.degree} jobs, {best.mode}: {format_times(best.speedup)} serial"
+            is_most = best.degree == max(advice.degree for advice in members)
+            line += "; more were not measured" if is_most else "; more are not shown to do more work"
             lines.append(textwrap.fill(line, WIDTH, subsequent_indent=" " * 4))
     return lines
 
@@ -154,26 +156,10 @@ def _describe_worth(study: Study) -> list[str]:
 
 
 def _advice_to_json(advice: Advice) -> dict[str, Any]:
-    estimates = {
-        name: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
-        for name in ("figure", "speedup", "slowdown", "energy")
-        for estimate in [getattr(advice, name)]
-    }
-    return {
-        "case": advice.case.label,
-        "jobs": advice.degree,
-        "answer": advice.answer.value,
-        "mode": advice.mode,
-        "metric": advice.aim.metric if advice.aim else None,
-        **estimates,
-        "alike": advice.alike,
-        "reason": advice.reason,
-        "changes": list(advice.changes),
-        "elsewhere": list(advice.elsewhere),
-        "not_considered": list(advice.not_considered),
-        "open_modes": list(advice.open_modes),
-        "blocks_needed": advice.blocks_needed,
-    }
+    names = ("answer", "mode", "figure", "speedup", "slowdown", "energy", "alike", "reason", "changes")
+    data = {name: getattr(advice, name) for name in (*names, "not_considered", "open_modes", "blocks_needed")}
+    metric = advice.aim.metric if advice.aim else None
+    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **json_decoder.encode(data)}
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

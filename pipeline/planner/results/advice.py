@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.base.domain import service_figures, work_units
@@ -16,7 +16,6 @@ from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, s
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, TIMESLICE
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places
 from pipeline.report.evaluate.contrasts import Contrast, contrast_cells, is_best_solo_serial, name_best_solo
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, MEAN_LATENCY, P99_LATENCY
@@ -74,7 +73,6 @@ class Advice:
         rivals: contrasts of the recommended mode with each other mode, the fastest first.
         reason: why no mode is comparable or fast enough; empty if the figures of `cell` say it.
         changes: conditions under which another measured mode is better.
-        elsewhere: other degrees and parameter values for which another mode is recommended.
         not_considered: modes that are never recommended, with the reason.
         open_modes: modes to measure again, because a question is open that blocks could answer.
         blocks_needed: number of blocks that would answer it; `None` if it is more than `MOST_BLOCKS` or unknown.
@@ -88,7 +86,6 @@ class Advice:
     rivals: tuple[Contrast, ...] = ()
     reason: str = ""
     changes: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
     not_considered: tuple[str, ...] = ()
     open_modes: tuple[str, ...] = ()
     blocks_needed: int | None = None
@@ -147,8 +144,7 @@ def advise(cells: Sequence[Cell]) -> list[Advice]:
     Cells with a stressor are left out, because a stressor has no work that could gain.
     """
     places = group_places([cell for cell in cells if not cell.has_stressor])
-    advices = {place: _advise_place(members) for place, members in places.items() if place[1] > 1}
-    return [replace(advice, elsewhere=tuple(_list_elsewhere(advice, advices, cells))) for advice in advices.values()]
+    return [_advise_place(members) for (_, degree), members in places.items() if degree > 1]
 
 
 def choose_degree(advices: Sequence[Advice]) -> Advice | None:
@@ -187,8 +183,8 @@ def _advise_place(cells: Sequence[Cell]) -> Advice:
     sign = 1 if aim.is_less_better else -1
     candidates.sort(key=lambda cell: sign * cell.estimates[aim.metric].median)
     # Services must run at the same time, so serial is no choice for them.
-    is_faster: Callable[[Cell], bool] = _beats_serial if aim is SPEED else _has_interval(aim)
-    if faster := [cell for cell in candidates if is_faster(cell)]:
+    measured = [cell for cell in candidates if cell.estimates[aim.metric].low is not None]
+    if faster := [cell for cell in measured if aim is not SPEED or _beats_serial(cell)]:
         return _recommend(advice, aim, candidates, faster)
     advice = replace(advice, cell=candidates[0])
     if aim is SPEED and all(_gains_nothing(cell) for cell in candidates):
@@ -257,10 +253,6 @@ def _beats_serial(cell: Cell) -> bool:
 def _gains_nothing(cell: Cell) -> bool:
     high = cell.estimates[SPEEDUP].high
     return high is not None and high < 1 + MARGIN
-
-
-def _has_interval(aim: Aim) -> Callable[[Cell], bool]:
-    return lambda cell: cell.estimates[aim.metric].low is not None
 
 
 def _compare(cell: Cell, other: Cell, aim: Aim) -> Contrast | None:
@@ -334,38 +326,11 @@ def _list_changes(recommended: Cell, rivals: Sequence[Cell]) -> Iterator[str]:
             yield f"{less.mode} for the least {words}: {format_estimate(least)} against {format_estimate(estimate)}"
 
 
-def _list_elsewhere(advice: Advice, advices: Mapping[tuple[Case, int], Advice], cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield other degrees, and values of one parameter, for which the study recommends another sharing mode."""
-    if advice.answer is Answer.OPEN:
-        return
-
-    def other_mode(place: tuple[Case, int]) -> str | None:
-        other = advices.get(place)
-        if other is None or other.answer is Answer.OPEN or _name_kind(other) == _name_kind(advice):
-            return None
-        return other.mode
-
-    for case, degree in advices:
-        if case == advice.case and (mode := other_mode((case, degree))) is not None:
-            yield f"{mode} for {degree} jobs"
-    of_degree = [cell for cell in cells if cell.degree == advice.degree and not cell.is_derived]
-    for swept in sweeps.numbers(of_degree, 2):
-        if any(cell.case == advice.case for group in swept.cells.values() for cell in group):
-            for tick, group in swept.cells.items():
-                if (mode := other_mode((group[0].case, advice.degree))) is not None:
-                    yield f"{mode} at {swept.axis} {swept.ticks[tick]}"
-
-
-def _name_kind(advice: Advice) -> str:
-    return advice.cell.sharing.label if advice.answer is Answer.SHARE and advice.cell is not None else SERIAL.label
-
-
 def describe_advice(advice: Advice) -> str:
     """Describe an answer in plain words: the answer, then indented lines, of at most `WIDTH` columns."""
     jobs, answer = describe_jobs(advice.case, advice.degree), _describe_answer(advice)
     details = [*_describe_costs(advice), *_describe_rivals(advice)]
     details += [f"instead: {'; '.join(advice.changes)}"] if advice.changes else []
-    details += [f"elsewhere: {'; '.join(advice.elsewhere)}"] if advice.elsewhere else []
     details += [textwrap.shorten(f"not considered: {mode}", WIDTH - 4) for mode in advice.not_considered]
     if advice.cell is not None and (doubt := advice.cell.marks_of_rows):
         details.append(textwrap.shorten(f"doubt: {doubt}", WIDTH - 4))
@@ -409,9 +374,17 @@ def _describe_costs(advice: Advice) -> Iterator[str]:
         parts.append(f"energy {format_times(energy)} that of the same work alone")
     if parts:
         yield "; ".join(parts)
-    over_best = cell.estimate_inverse(BEST_SOLO)
-    if is_above(over_best) and over_best is not None and not is_best_solo_serial(cell):
-        yield f"still faster: {name_best_solo(cell)}, one job at a time, {format_times(over_best)} as fast"
+    if BEST_SOLO in cell.estimates and not is_best_solo_serial(cell):
+        yield from _describe_best_solo(
+            cell.estimates[BEST_SOLO], cell.estimate_inverse(BEST_SOLO), name_best_solo(cell)
+        )
+
+
+def _describe_best_solo(speed: Estimate, inverse: Estimate | None, name: str) -> Iterator[str]:
+    if is_above(speed):
+        yield f"{format_times(speed)} as fast as {name}, one job at a time"
+    elif inverse is not None and is_above(inverse):
+        yield f"still faster: {name}, one job at a time, {format_times(inverse)} as fast"
 
 
 def _describe_rivals(advice: Advice) -> Iterator[str]:
