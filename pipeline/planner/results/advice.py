@@ -213,6 +213,10 @@ def _find_obstacle(cell: Cell, aim: Aim | None) -> str:
         return "its baseline is missing"
     if aim is SPEED:
         return cell.notes_on_gain[0] if cell.exceeds_ideal else ""
+    return _describe_shortfall(cell)
+
+
+def _describe_shortfall(cell: Cell) -> str:
     shortfalls = {
         service_figures.SUSTAINED_WORST: "does not sustain the rate",
         service_figures.OBJECTIVE_MET_WORST: "misses the objective",
@@ -225,24 +229,23 @@ def _find_obstacle(cell: Cell, aim: Aim | None) -> str:
 
 
 def _explain_no_comparison(advice: Advice, cells: Sequence[Cell]) -> Advice:
-    ranked = [cell.mode for cell in cells if cell.is_ranked and cell.mode != SERIAL.label]
-    is_service = any(cell.num_given for cell in cells)
+    ranked = [cell for cell in cells if cell.is_ranked and cell.mode != SERIAL.label]
+    modes = tuple(cell.mode for cell in ranked)
     if not ranked:
         return replace(advice, reason="no sharing mode has a valid result")
-    if advice.aim is not None and is_service:
-        reason = "no mode sustains the rates and meets the objectives in every block"
-        return replace(advice, answer=Answer.ALONE, reason=reason)
-    if advice.aim is not None:
-        return replace(advice, reason="no mode has a valid speed-up", open_modes=tuple(ranked))
-    if not is_service:
+    if not any(cell.num_given for cell in cells):
+        if advice.aim is not None:
+            return replace(advice, reason="no mode has a valid speed-up", open_modes=modes)
         reason = "the baselines are missing; measure with baseline=always"
-        return replace(advice, reason=reason, open_modes=tuple(ranked), blocks_needed=MIN_BLOCKS)
-    if any(SLOWDOWN in cell.estimates for cell in cells):
+        return replace(advice, reason=reason, open_modes=modes, blocks_needed=MIN_BLOCKS)
+    if advice.aim is not None and all(map(_describe_shortfall, ranked)):
+        reason = "no mode sustains the rates and meets the objectives in every block; use more GPUs or lower rates"
+        return replace(advice, answer=Answer.ALONE, reason=reason)
+    if advice.aim is None and any(SLOWDOWN in cell.estimates for cell in cells):
         reason = "latency and throughput cannot be weighed against each other; set an objective for the services"
         return replace(advice, reason=reason)
-    return replace(
-        advice, reason="no latency was measured, because requests were not answered or baselines are missing"
-    )
+    reason = "no latency was measured, because requests were not answered or baselines are missing"
+    return replace(advice, reason=reason)
 
 
 def _beats_serial(cell: Cell) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result
+from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.results_commands import answer_advice
@@ -270,6 +272,8 @@ def test_services_are_advised_what_meets_their_objective_with_the_shortest_tail(
     assert (advice.mode, advice.rivals[0].against) == ("MIG", "MPS")
     assert advice.not_considered == ("naive: misses the objective in 5 of 5 blocks",)
     assert advice.figure is not None and advice.figure.median == pytest.approx(24, rel=0.01)
+    (alone,) = advice_on(*(group_row for group_row in rows if group_row.scenario in ("serial", "naive")))
+    assert alone.mode == "serial" and alone.reason.startswith("no mode sustains the rates and meets the objectives")
 
 
 def test_different_services_are_advised_by_the_tail_of_the_slowest() -> None:
@@ -319,12 +323,12 @@ def follow_ups(rows: list[Row]) -> list[str]:
 def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
     rows = set_command_line(scattered({"naive": [1.6, 1.1], "mps": [1.5, 1.2]}), TYPED)
     (command,) = follow_ups(rows)
-    python, program, *words = shlex.split(command)
-    assert (Path(python).name, program) == ("python", "run.py") and words.count("-m") == 1
-    assert words[-2:] == ["repeats=5", "resume=true"]
-    assert [word for word in words if word.startswith(("repeats=", "resume="))] == words[-2:]
-    values = [word for word in words if word not in ("-m", "scenario=naive,mps")]
-    assert len(values) == len(words) - 2
+    python, program, *options = shlex.split(command)
+    assert (Path(python).name, program) == ("python", "run.py") and options.count("-m") == 1
+    assert options[-2:] == ["repeats=5", "resume=true"]
+    assert [option for option in options if option.startswith(("repeats=", "resume="))] == options[-2:]
+    values = [option for option in options if option not in ("-m", "scenario=naive,mps")]
+    assert len(values) == len(options) - 2
     plan = make_plan(*([f"scenario={mode}", *values] for mode in ("naive", "mps")))
     names = Counter(group.name for group in plan.groups)
     assert names == dict.fromkeys(["serial-1x-tiny", "naive-2x-tiny", "mps-2x-tiny"], 5)
@@ -362,19 +366,19 @@ def replace_size(one: JobRow, size: str) -> JobRow:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_follow_up_is_the_recorded_command_for_what_is_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/scratch")
-    typed, words = COMMANDS[name]
+    typed, expected = COMMANDS[name]
     rows = set_command_line(scattered(OPEN_SPEEDUPS), typed)
     if name == "mix":
         sizes = ("S", "M")
         rows = [replace(row, jobs=tuple(map(replace_size, row.jobs, sizes))) for row in rows]
     commands = follow_ups(rows)
-    if words is None:
+    if expected is None:
         assert commands == []
         return
     _, dashes, after = typed.partition(" -- ")
     swept = "" if "+experiment" in typed else "-m "
     assert [command.partition(" run.py ")[2] for command in commands] == [
-        f"{swept}{words} repeats=5 resume=true{dashes}{after}"
+        f"{swept}{expected} repeats=5 resume=true{dashes}{after}"
     ]
 
 
@@ -483,3 +487,12 @@ def test_the_flagship_study_is_answered_in_every_case() -> None:
     assert "naive or MPS: at most 14 % apart; naive is the simplest, and needs no daemon" in answer.text
     assert "$" not in answer.text and "tracking.root" not in answer.text
     assert max(map(len, answer.text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_long_wait_is_announced_on_a_terminal(is_terminal: bool, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(words, "SILENT_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    with words.announce_wait("reading the study ..."):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ("reading the study ...\n" if is_terminal else "")
