@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, mode_of
 from pipeline.base.system import entry_points, user_command
+from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.base.system.paths import DEFAULT_ROOT, list_choices
 from pipeline.base.system.words import format_list
 from pipeline.planner.results.advice import SPEED, Advice, Answer
@@ -48,7 +49,8 @@ def build_follow_ups(study: Study, advices: Sequence[Advice]) -> list[str]:
         rows = _select_rows(study, advice)
         scenarios = {row.scenario for row in rows if row.mode in advice.open_modes and advice.blocks_needed}
         if advice.answer is not Answer.SHARE and advice.aim is SPEED:  # a mode that was not measured may gain
-            scenarios |= {NAIVE.name, MPS.name} - {row.scenario for row in rows}
+            usable_modes = {NAIVE.name} if rows[0].gpu_uuid.startswith(CPU_PREFIX) else {NAIVE.name, MPS.name}
+            scenarios |= usable_modes - {row.scenario for row in rows}
         ordered = tuple(sorted(scenarios, key=lambda scenario: mode_of(scenario).order))
         num_gpus = len({row.gpu_uuid for row in rows})
         decided = [f"repeats={advice.blocks_needed or MIN_BLOCKS}", *([] if advice.aim else ["baseline=always"])]

@@ -434,6 +434,7 @@ def test_what_was_not_measured_is_asked_for() -> None:
     ]
     (command,) = follow_ups(oom)
     assert command.endswith(f"run.py scenario=mps degree=2 repeats=5 {ending}")
+    assert follow_ups([move_to_gpu(group_row, "CPU-host") for group_row in oom]) == []
 
 
 def test_a_command_with_a_file_that_was_removed_is_not_proposed() -> None:
