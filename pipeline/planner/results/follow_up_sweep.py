@@ -46,7 +46,8 @@ def build_follow_ups(study: Study, advices: Sequence[Advice]) -> list[str]:
     """Return the commands that answer what is open, where `MOST_BLOCKS` would do; one for cases that need the same."""
     cases: dict[tuple[tuple[str, ...], tuple[str, ...], bool, bool, str], list[Row]] = defaultdict(list)
     for advice in advices:
-        rows = _select_rows(study, advice)
+        if not (rows := _select_rows(study, advice)):
+            continue
         scenarios = {row.scenario for row in rows if row.mode in advice.open_modes and advice.blocks_needed}
         if advice.answer is not Answer.SHARE and advice.aim is SPEED:  # a mode that was not measured may gain
             usable_modes = {NAIVE.name} if rows[0].gpu_uuid.startswith(CPU_PREFIX) else {NAIVE.name, MPS.name}

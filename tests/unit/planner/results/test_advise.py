@@ -435,6 +435,7 @@ def test_what_was_not_measured_is_asked_for() -> None:
     (command,) = follow_ups(oom)
     assert command.endswith(f"run.py scenario=mps degree=2 repeats=5 {ending}")
     assert follow_ups([move_to_gpu(group_row, "CPU-host") for group_row in oom]) == []
+    assert follow_ups(set_command_line([copies("serial", 2, 50.0, 1, TINY)], typed)) == []
 
 
 def test_a_command_with_a_file_that_was_removed_is_not_proposed() -> None:
