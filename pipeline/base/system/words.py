@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
+SILENT_S = 2.0
+"""The longest wait without a line of progress, in seconds."""
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
 
@@ -52,6 +57,29 @@ def say(text: str) -> None:
     """Print one line of progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def announce_wait(text: str) -> Iterator[None]:
+    """Print a line on a terminal if the body takes longer than `SILENT_S`."""
+    timer = threading.Timer(SILENT_S, say, [text])
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def wrap_command(command: str, indent: str = "    ", width: int = 100) -> str:
+    """Indent a command line and break it between words, as a shell reads it."""
+    lines = [indent]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1].strip() and len(f"{lines[-1]} {word}") > width - 2:
+            lines.append(f"{indent}   ")
+        lines[-1] += f" {word}" if lines[-1].strip() or len(lines) > 1 else word
+    return " \\\n".join(lines)
 
 
 def escape_to_utf8(text: str) -> str:
