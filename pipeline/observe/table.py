@@ -131,7 +131,7 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
     company = [group.settings[OTHER_GPUS] for group in groups]
     is_told = len(set(company)) > 1
     suffixes = [f" [{OTHER_GPUS} {number}]" if number and is_told else "" for number in company]
-    return [f"{group.shown_name}{suffix}" for group, suffix in zip(groups, suffixes, strict=True)]
+    return [f"{group.display_name}{suffix}" for group, suffix in zip(groups, suffixes, strict=True)]
 
 
 def _list_units(rows: Sequence[GroupResult]) -> list[str]:

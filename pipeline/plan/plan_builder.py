@@ -126,7 +126,7 @@ def select_groups(groups: Sequence[Group], only: Any) -> list[Group]:
     if only is None:
         return list(groups)
     selectors = {group.selector: group.name for group in groups}
-    available = {name: group.name for group in groups for name in (group.name, group.shown_name)}
+    available = {name: group.name for group in groups for name in (group.name, group.display_name)}
     words = list(map(str, only if isinstance(only, list) else [only]))
     names = set[str]()
     for word in words:

@@ -23,7 +23,7 @@ def format_plan(plan: Plan) -> str:
     most = "" if plan.goal is None else "at most "
     window = "".join(f", {window}" for window in windows if len(windows) == 1)
     lines.append(f"{most}{format_count(len(plan.groups), 'group')} on {devices}{window}, plan {plan.digest[:12]}")
-    names = [f"{group.shown_name} run {group.run}" if group.run > 1 else group.shown_name for group in plan.groups]
+    names = [f"{group.display_name} run {group.run}" if group.run > 1 else group.display_name for group in plan.groups]
     width = max(map(len, names), default=0)
     several = len({device.name for device in plan.devices}) > 1
     for name, group in zip(names, plan.groups, strict=True):
@@ -38,8 +38,8 @@ def format_plan(plan: Plan) -> str:
 
 def explain_numbers(groups: Sequence[Group]) -> list[str]:
     """Return a line with an example of the numbers of groups for `only`; none without two groups of a plan."""
-    first, *others = dict.fromkeys(group.selector for group in groups) or [""]
-    return [f"to run some of these groups, add only={first}+{others[0].partition(':')[2]}"] if others else []
+    first, *following = dict.fromkeys(group.selector for group in groups) or [""]
+    return [f"to run some of these groups, add only={first}+{following[0].partition(':')[2]}"] if following else []
 
 
 def export_plan(

@@ -240,7 +240,7 @@ class StudyRun:
                     self._add_rows([row])
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(
-                            f"on_failure=stop: {group.shown_name}: {row.result}; the remaining groups are not started"
+                            f"on_failure=stop: {group.display_name}: {row.result}; the remaining groups are not started"
                         )
                         return
 
@@ -282,7 +282,7 @@ class StudyRun:
                 continue  # the store already has these figures, as in a resumed study
             self.spool.amend(changed)
             if changed.result is not Result.OK:
-                words.say(f"{changed.group.shown_name}: {changed.result}: {changed.reason}")
+                words.say(f"{changed.group.display_name}: {changed.result}: {changed.reason}")
 
     def _summarize(self, elapsed_s: float) -> str:
         results = Counter(str(row.result) for row in self._list_latest_rows())

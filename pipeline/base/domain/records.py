@@ -348,7 +348,7 @@ class Group:
         settings_digest: digest of the settings and the packages.
         is_load_noted: whether a row whose jobs waited for CPUs in use by other programs stays valid and gets a note.
         layout: result of `Sharing.check` at planning, which only the sharing mode reads; `None` if it plans nothing.
-        short_name: the name without what is equal in all groups of the study; `shown_name` falls back to the name.
+        short_name: the name without what is equal in all groups of the study; `display_name` falls back to the name.
         selector: the value of `only` that selects this group, equal in every block: `PLAN:NUMBER`.
     """
 
@@ -385,7 +385,7 @@ class Group:
     selector: str = ""
 
     @property
-    def shown_name(self) -> str:
+    def display_name(self) -> str:
         """The name on the terminal and in plans."""
         return self.short_name or self.name
 

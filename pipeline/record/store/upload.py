@@ -471,8 +471,8 @@ def _name_group_run(store: Store, experiment_id: str, record: GroupRecord) -> st
         first = run_artifacts.find_record(store, stored[0].info.run_id)
     if first is None or first.device != record.device:  # the table has a column for the device
         return record.name
-    facts, other = _list_named_facts(record), _list_named_facts(first)
-    keys = group_names.find_differing_keys([facts, other])
+    facts = _list_named_facts(record)
+    keys = group_names.find_differing_keys([facts, _list_named_facts(first)])
     texts = [f"{key}={facts[key]}".rstrip("=") if key in facts else f"no {key}" for key in keys]
     return f"{record.name} ({', '.join(texts) or f'digest {record.key[:6]}'})"[:MAX_KEY]
 
