@@ -105,8 +105,19 @@ def format_table(
     if any(blocks[0].group.key in fastest for blocks in groups):
         facts[""] = ["fastest" if blocks[0].group.key in fastest else "" for blocks in groups]
     has_blocks = len({row.group.block for row in rows}) > 1
-    lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
-    for name, blocks, *cells in zip(names, groups, *facts.values(), strict=True):
+    numbers = [blocks[0].group.group_number for blocks in groups]
+    width = max(3, *map(len, numbers)) if any(numbers) else 0
+    numbered = [f"{number:>{width}s}  {name}" if width else name for number, name in zip(numbers, names, strict=True)]
+    lines = [
+        [
+            f"{'no.':{width}s}  group" if width else "group",
+            *facts,
+            *(["blocks"] if has_blocks else []),
+            "result",
+            *(title for title, _, _ in shown),
+        ]
+    ]
+    for name, blocks, *cells in zip(numbered, groups, *facts.values(), strict=True):
         num_blocks = [str(_count_blocks(blocks))] if has_blocks else []
         figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
@@ -120,7 +131,7 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
     company = [group.settings[OTHER_GPUS] for group in groups]
     is_told = len(set(company)) > 1
     suffixes = [f" [{OTHER_GPUS} {number}]" if number and is_told else "" for number in company]
-    return [f"{group.name}{suffix}" for group, suffix in zip(groups, suffixes, strict=True)]
+    return [f"{group.display_name}{suffix}" for group, suffix in zip(groups, suffixes, strict=True)]
 
 
 def _list_units(rows: Sequence[GroupResult]) -> list[str]:

@@ -279,8 +279,8 @@ class Config:
         "false",
         values="`false`, `true`, `accept_environment`",
     )
-    only: list[str] | None = option(
-        "run only these groups (names from plan or store), with their jobs' baselines "
+    only: Any = option(
+        "run only these groups, with their jobs' baselines: `PLAN:3+7` as printed by the plan, or a list of names "
         "([sweeps.md](sweeps.md#some-groups-of-a-study))",
         None,
     )

@@ -46,7 +46,7 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         memory_mib = {number: need.needed_mib for number, need in needs.items()}
         return plan_text.export_plan(plan, estimate.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
     of_memory = (
-        f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
+        f"memory of {group.display_name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
     )
     text = "\n".join([plan_text.format_plan(plan), *dict.fromkeys(of_memory)])  # once for all blocks
     if plan.goal is None:

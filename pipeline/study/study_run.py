@@ -254,7 +254,9 @@ class StudyRun:
                     view.done(row)
                     self._add_rows([row])
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
-                        words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
+                        words.say(
+                            f"on_failure=stop: {group.display_name}: {row.result}; the remaining groups are not started"
+                        )
                         return
 
     def _list_slice_lengths(self) -> dict[str, float]:
@@ -295,7 +297,7 @@ class StudyRun:
                 continue  # the store already has these figures, as in a resumed study
             self.spool.amend(changed)
             if changed.result is not Result.OK:
-                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+                words.say(f"{changed.group.display_name}: {changed.result}: {changed.reason}")
 
     def _summarize(self, elapsed_s: float) -> str:
         results = Counter(str(row.result) for row in self._list_latest_rows())

@@ -12,6 +12,7 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import Fields
 from pipeline.observe.table import format_table
+from pipeline.plan import plan_text
 from pipeline.plan.config_schema import TrackingConfig
 from pipeline.record.store import run_artifacts
 from pipeline.record.tracking_sender import Sender
@@ -30,7 +31,8 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     # A reproduction has one group of a block, which allows no comparison.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes)
-    sys.stdout.writelines(f"{line}\n" for line in (table, *closing_remarks.sentences))
+    numbers = plan_text.explain_numbers([row.group for row in rows])
+    sys.stdout.writelines(f"{line}\n" for line in (table, *closing_remarks.sentences, *numbers))
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
 

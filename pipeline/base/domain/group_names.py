@@ -102,11 +102,38 @@ def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
 def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
     """Return the name of each group of a study; different groups have different names."""
     jobs = _describe_programs([job for group in groups for job in group.jobs])
-    options, settings = _find_varying_options(groups), _find_varying_settings(groups)
-    plain_names = [
-        _compose_name(group, jobs, options[group.scenario] - unnamed, settings[_list_programs(group)])
+    return _tell_apart(groups, _compose_names(groups, jobs, _find_varying_settings(groups)))
+
+
+def shorten_names(groups: Sequence[GroupFacts]) -> list[str]:
+    """Return names without options that all programs share, and without settings that tell no groups apart."""
+    jobs = _describe_programs([job for group in groups for job in group.jobs])
+    shared_labels = set.intersection(*map(set, jobs.values())) if jobs else set()
+    jobs = {program: [label for label in labels if label not in shared_labels] for program, labels in jobs.items()}
+    settings = _find_varying_settings(groups)
+    names = _compose_names(groups, jobs, settings)
+    for key in {key for keys in settings.values() for key in keys}:
+        fewer = {programs: [name for name in keys if name != key] for programs, keys in settings.items()}
+        shorter = _compose_names(groups, jobs, fewer)
+        if len(set(shorter)) == len(set(names)):
+            names, settings = shorter, fewer
+    return _tell_apart(groups, names)
+
+
+def _compose_names(
+    groups: Sequence[GroupFacts],
+    words: Mapping[tuple[str, str], list[str]],
+    settings: Mapping[frozenset[str], Sequence[str]],
+) -> list[str]:
+    options = _find_varying_options(groups)
+    return [
+        _compose_name(group, words, options[group.scenario] - unnamed, settings[_list_programs(group)])
         for group, unnamed in zip(groups, _find_unnamed_options(groups), strict=True)
     ]
+
+
+def _tell_apart(groups: Sequence[GroupFacts], plain_names: Sequence[str]) -> list[str]:
+    """Cut long names, and add digits to them and to equal names of different groups."""
     identities: dict[str, set[str]] = defaultdict(set)
     for group, name in zip(groups, plain_names, strict=True):
         identities[name].add(_digest_facts(group))

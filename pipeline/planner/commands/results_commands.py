@@ -84,8 +84,7 @@ def add_advise_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer_advise(arguments: argparse.Namespace) -> CommandAnswer:
     """Return an answer for each case of several jobs; status 1 if whether to share is open for a case."""
-    with words.announce_wait("reading the study ..."):
-        return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
+    return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
 
 
 def answer_advice(study: Study) -> CommandAnswer:

@@ -26,7 +26,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count, list_first
+from pipeline.base.system.words import announce, format_count, list_first
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.case_matching import (
     MatchedCase,
@@ -251,6 +251,7 @@ def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str
     return compare_sides([make_side(reference) for reference in references], make_side(newest), tolerance)
 
 
+@announce("comparing the studies")
 def compare_sides(references: Sequence[Side], newest: Side, tolerance: Callable[[str], float]) -> list[StudyComparison]:
     """Compare the sides of studies, as `compare` does."""
     drafts = [_pair_studies(reference, newest, tolerance) for reference in references]

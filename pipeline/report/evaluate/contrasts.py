@@ -19,7 +19,7 @@ from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEE
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import announce, format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, group_places, invert, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import (
@@ -273,6 +273,7 @@ def _make_contrast(cell: Cell, against: str, by_block: Mapping[int, float], metr
     return Contrast(cell=cell, against=against, metric=metric, ratios=by_block, ratio=estimate, other=other)
 
 
+@announce("comparing the sharing modes")
 def compare_modes(cells: Sequence[Cell]) -> list[Contrast]:
     """Compare each mode with serial, the best step mode alone, naive and MPS, in the order of the cells.
 

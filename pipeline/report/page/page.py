@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.system.words import format_count, group_by
+from pipeline.base.system.words import announce, format_count, group_by
 from pipeline.report.evaluate import contrasts, paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast
@@ -78,6 +78,7 @@ class Content:
     figures: Sequence[Drawn]
 
 
+@announce("evaluating the study")
 def make_content(study: Study, timeline: GroupSeries | None = None, *, has_columns: bool = False) -> Content:
     """Evaluate and draw a study, and the samples of one group over time.
 

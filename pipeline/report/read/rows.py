@@ -14,6 +14,7 @@ from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import announce
 from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.store import results
 from pipeline.record.store.bundle_reader import is_bundle
@@ -101,7 +102,10 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
 
 
 def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    by_store = [list(_read_store(store, experiment)) for store in stores]
+    by_store = []
+    for store in stores:
+        with announce(f"reading {store}"):
+            by_store.append(list(_read_store(store, experiment)))
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:

@@ -40,8 +40,15 @@ def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
     assert len(state) <= 5000 and len(pages.units_in_view(state)) > 2
 
 
-def test_the_view_is_of_groups_by_name_and_says_the_device_first() -> None:
+def test_the_view_is_of_groups_by_name_with_their_marks_and_first_figures_in_sight() -> None:
     state = json.loads(pages.view_as_json(frozenset({"samples"})))
-    assert state["selectedColumns"][:2] == ["tags.`collocation.device`", "tags.`collocation.simulated`"]
+    assert state["selectedColumns"][:4] == [
+        "attributes.`Description`",  # begins with the mark
+        *(f"metrics.`{name}`" for name in ("throughput_total_samples_per_s", "speedup_vs_serial_ratio")),
+        "metrics.`slowdown_worst_ratio`",
+    ]
+    # MLflow leaves 700 pixels to the columns of a page of 1,400 while its menu and its assistant are open.
+    assert sum(state["columnWidths"][name] for name in state["columnOrder"][:6]) <= 700
+    assert {"tags.`collocation.device`", "tags.`collocation.simulated`"} < set(state["selectedColumns"])
     assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`mlflow.runName`", True)
     assert state["searchFilter"] == "tags.`collocation.role` = 'group'"  # neither reports nor jobs between them

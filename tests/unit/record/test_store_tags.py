@@ -9,10 +9,11 @@ import pytest
 
 from pipeline.base.domain.tags import Tag, fact_tag, stored_name
 from pipeline.base.system.errors import TrackingError
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.shards import group_runs
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
-from tests.support.tracking_cases import EXPERIMENT, child, record, store_groups
+from tests.support.tracking_cases import EXPERIMENT, START, child, record, store_groups
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
@@ -55,6 +56,41 @@ def test_tags_say_what_the_record_has(root: Path) -> None:
     (run_of_group,) = group_runs.read_groups(root, EXPERIMENT)
     assert run_of_group.facts.items() >= {"plan": "p", "result": "ok", "digest": "digest1", "host": "h"}.items()
     assert results.recall(root, group.jobs[0].run_id).group == group
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "shown"),
+    [
+        ({"work_unit": "steps"}, {}, "serial-1x-it's; 5% (work_unit=steps)"),
+        ({"flags.amp": "true"}, {}, "serial-1x-it's; 5% (--amp)"),
+        ({}, {"window": "work"}, "serial-1x-it's; 5% (window=work)"),
+        ({}, {"device": "Other"}, "serial-1x-it's; 5%"),
+        ({}, {}, "serial-1x-it's; 5% (digest key2)"),
+    ],
+    ids=["an option", "a flag", "a setting", "a device with a column of its own", "other code"],
+)
+def test_mlflow_tells_groups_of_one_name_apart(root: Path, params, settings, shown) -> None:
+    def group(number: int, second: int, params: dict[str, str], settings: dict[str, str]) -> GroupRecord:
+        job = child(0, params={"workload": "script", "work_unit": "samples"} | params)
+        all_settings = {"device": "GPU", "window": "steady"} | settings
+        device = all_settings["device"]
+        start_ns = START + second
+        return record(
+            (job,), number, name="serial-1x-it's; 5%", settings=all_settings, device=device, start_ns=start_ns
+        )
+
+    groups = [group(1, 0, {}, {}), group(2, 1, params, settings), group(1, 2, {}, {}), group(2, 3, params, settings)]
+    stored = store_groups(root, *groups)
+    client = open_store(root).client
+    assert [client.get_run(one.run_id).info.run_name for one in stored] == ["serial-1x-it's; 5%", shown] * 2
+    assert {one.name for one in stored} == {"serial-1x-it's; 5%"}  # the stored name stays
+
+
+@pytest.mark.parametrize("marks", [{}, {"note": "slow"}, {"invalid": "the GPU was hot"}])
+def test_the_description_of_a_marked_row_begins_with_a_sign(root: Path, marks: dict[str, str]) -> None:
+    (group,) = store_groups(root, record((child(0),), **marks))
+    described = open_store(root).client.get_run(group.run_id).data.tags[Tag.DESCRIPTION]
+    assert described.startswith("\u26a0 ok* (" if marks else "ok")
 
 
 def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:

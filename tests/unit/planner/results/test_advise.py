@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import tarfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.results_commands import answer_advice
@@ -489,12 +487,3 @@ def test_the_flagship_study_is_answered_in_every_case() -> None:
     assert "naive or MPS: at most 14 % apart; naive is the simplest, and needs no daemon" in answer.text
     assert "$" not in answer.text and "tracking.root" not in answer.text
     assert max(map(len, answer.text.splitlines())) <= 100
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_long_wait_is_announced_on_a_terminal(is_terminal: bool, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(words, "SILENT_S", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
-    with words.announce_wait("reading the study ..."):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == ("reading the study ...\n" if is_terminal else "")
