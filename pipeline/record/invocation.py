@@ -50,8 +50,7 @@ class Invocation:
     @property
     def masked_resume_command(self) -> str:
         """Command line that runs the missing groups, without secrets."""
-        command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
-        return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
+        return mask_command(spell_resume_command(self.words))
 
     def make_worker_variables(self) -> dict[str, str]:
         """Return the additional environment variables of a worker on this host."""
@@ -91,13 +90,24 @@ def get_current() -> Invocation:
     return _current or Invocation(words=tuple(sys.argv))
 
 
-def spell_resume_command(words: Sequence[str]) -> str:
-    """Return the command line that runs the groups without a result of the study with this command line."""
+def mask_command(command: str) -> str:
+    """Return a command line without secrets, with a note if it had any."""
+    command = shlex.join(secrets.mask_words(shlex.split(command)))
+    return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
+
+
+def spell_resume_command(words: Sequence[str], repeats: int | None = None) -> str:
+    """Return the command line that runs the groups without a result of the study with this command line.
+
+    `repeats` replaces the number of blocks of the study.
+    """
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
     words_of_hydra, words_of_program = options[:end], options[end:]
     resume = next(
         (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
     )
-    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *overrides, resume, *words_of_program)
+    replaced = {"resume"} if repeats is None else {"resume", "repeats"}
+    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") not in replaced]
+    blocks = [] if repeats is None else [f"repeats={repeats}"]
+    return entry_points.spell_again(start, *overrides, *blocks, resume, *words_of_program)

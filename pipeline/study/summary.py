@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, mode_of
 from pipeline.base.system import entry_points, factory
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
+from pipeline.base.system.words import format_count
+from pipeline.clean.journal import Journal
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import Fields
 from pipeline.observe.table import format_table
 from pipeline.plan.config_schema import TrackingConfig
+from pipeline.record.invocation import Invocation, mask_command, spell_resume_command
 from pipeline.record.store import run_artifacts
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduction import Reproduction
@@ -20,19 +27,51 @@ from pipeline.study.reproduce.reproduction import Reproduction
 _MOST_LINKS = 3
 
 
-def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
-    """Print a table of rows of a study and the report's sentences about them; for a reproduction, compare both runs."""
+def show(
+    experiment: str,
+    rows: Sequence[GroupResult],
+    invocation: Invocation,
+    reproduction: Reproduction | None = None,
+    journals: Sequence[Journal] = (),
+) -> None:
+    """Print a table of rows of a study and the report's sentences about them; for a reproduction, compare both runs.
+
+    A rehearsal has instead a sentence on its machinery; `journals` are those of its devices.
+    """
     # Imported late, because the modules of the report take long to import.
     from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+    is_rehearsal = experiment.endswith(layout.REHEARSAL)
     # A reproduction has one group of a block, which allows no comparison.
-    closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
-    table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes)
-    sys.stdout.writelines(f"{line}\n" for line in (table, *closing_remarks.sentences))
+    has_sentences = reproduction is None and not is_rehearsal
+    closing_remarks = summarize_study(experiment, rows) if has_sentences else StudySummary()
+    table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes, is_rehearsal=is_rehearsal)
+    sentences = list(closing_remarks.sentences)
+    if closing_remarks.num_blocks is not None and not invocation.has_launcher:
+        command = mask_command(spell_resume_command(invocation.words, closing_remarks.num_blocks))
+        sentences.append(f"to settle it: {command}")
+    if is_rehearsal:
+        sentences.append(_describe_rehearsal(rows, journals))
+    sys.stdout.writelines(f"{line}\n" for line in (table, *sentences))
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
+
+
+def _describe_rehearsal(rows: Sequence[GroupResult], journals: Sequence[Journal]) -> str:
+    """Return `rehearsal: 7 of 7 groups ran; MIG was set up and undone 2 times; nothing to clean`."""
+    ran = [row for row in rows if row.result is Result.OK]
+    modes = Counter(mode_of(row.group.scenario) for row in ran)
+    changes = [f"{mode.label} {format_count(modes[mode], 'time')}" for mode in modes if mode not in (SERIAL, NAIVE)]
+    parts = [f"{len(ran)} of {format_count(len(rows), 'group')} ran"]
+    if journals and (num_left := sum(len(journal.read_steps()) for journal in journals)):
+        parts.append(f"{format_count(num_left, 'step')} to clean")
+    elif journals:
+        parts += [f"set up and undone: {', '.join(changes)}"] if changes else []
+        parts.append("nothing to clean")
+    devices = dict.fromkeys(f"simulated {device.name}" for row in rows if (device := row.group.device).is_simulated)
+    return f"rehearsal{' on ' if devices else ''}{', '.join(devices)}: {'; '.join(parts)}; its speeds mean nothing"
 
 
 def show_where(

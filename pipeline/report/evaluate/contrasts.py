@@ -166,12 +166,18 @@ class Contrast:
     @property
     def sentence(self) -> str:
         """The comparison as a sentence, such as `7 x tiny, MPS: 1.36 x serial (1.34 to 1.38; 5 blocks)`."""
+        return self.describe()
+
+    def describe(self, *, is_brief: bool = False) -> str:
+        """Return the sentence; a brief one has `*` for its marks, and not the blocks that any verdict needs."""
         simulated = " (simulated)" if self.cell.is_simulated else ""
         if self.ratio is None:
             return f"{self.jobs}, {self.mode}: {describe_finding(self.cell)}.{simulated}"
         cells = [self.cell, *([self.other] if self.other is not None else [])]
         marks = describe_marks(cells, only_of_rows=self.against != SERIAL.label)
-        return f"{self.jobs}, {self.mode}: {self.ratio.median:.2f} x {_describe_comparison(self)}{marks}{simulated}"
+        number = f"{self.ratio.median:.2f}{'*' if marks and is_brief else ''}"
+        comparison = _describe_comparison(self, is_brief=is_brief)
+        return f"{self.jobs}, {self.mode}: {number} x {comparison}{'' if is_brief else marks}{simulated}"
 
     @property
     def jobs(self) -> str:
@@ -179,7 +185,7 @@ class Contrast:
         return self.case.label if self.case.is_mix else f"{self.degree} x {self.case.label}"
 
 
-def _describe_comparison(pair: Contrast) -> str:
+def _describe_comparison(pair: Contrast, *, is_brief: bool) -> str:
     assert pair.ratio is not None
     against = pair.baseline
     if pair.against == SERIAL.label and pair.degree == 1:
@@ -196,7 +202,8 @@ def _describe_comparison(pair: Contrast) -> str:
     details = [format_interval(pair.ratio, ".2f").strip(" ()"), blocks]
     if pair.test is not None and pair.test.is_drifting and pair.against != SERIAL.label:  # else the cell has a note
         details += [f"one of the two drifts with its host, so {statistics.DRIFT_BLOCKS} blocks count as one"]
-    details += [_describe_need(pair)] if pair.decision is Decision.NO_VERDICT else []
+    if pair.decision is Decision.NO_VERDICT and (pair.is_enough or pair.num_gpus > 1 or not is_brief):
+        details.append(_describe_need(pair))
     equal = f", equal within {MARGIN_IN_WORDS}" if pair.decision is Decision.EQUAL else ""
     return f"{against}{equal} ({'; '.join(filter(None, details))})."
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Case, Cell, group_places
@@ -14,6 +15,9 @@ from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate, format_interval
 from pipeline.report.evaluate.wording import describe_gpus, describe_marks, join_words
+
+_MOST_BLOCKS_TO_SETTLE = 20
+"""More blocks than this take too long to be suggested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class Winner:
         best_solo: this step mode, in words.
         energies: energy of the first mode in `tied` over that of each baseline for the same work, by baseline.
         is_enough: whether blocks and GPUs were enough for any verdict.
+        finding: the sentence without marks.
         marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
 
@@ -41,6 +46,7 @@ class Winner:
     energies: Mapping[str, Estimate]
     num_gpus: int
     is_enough: bool
+    finding: str
     sentence: str
     marks: str = ""
 
@@ -89,6 +95,22 @@ def winners(cells: Sequence[Cell], comparisons: Sequence[Contrast]) -> list[Winn
 def has_verdicts(comparisons: Iterable[Contrast]) -> bool:
     """Check that the blocks and GPUs were enough for a verdict on speed."""
     return any(v.p_adjusted is not None for v in comparisons if v.quantity is Quantity.SPEED)
+
+
+def count_blocks_to_settle(best: Iterable[Winner], comparisons: Iterable[Contrast]) -> int | None:
+    """Return a number of blocks that may give all cases a verdict; `None` if none is open, or blocks do not help.
+
+    Blocks do not help if each GPU counts once, or if the scatter lets expect more than `_MOST_BLOCKS_TO_SETTLE`.
+    """
+    open_cases = [winner for winner in best if winner.degree > 1 and winner.mode is None and winner.num_gpus == 1]
+    places = {(winner.case, winner.degree, mode) for winner in open_cases for mode in winner.tied}
+    needed = [MIN_BLOCKS for winner in open_cases if not winner.is_enough]
+    needed += [
+        pair.blocks_needed
+        for pair in comparisons
+        if pair.quantity is Quantity.SPEED and pair.blocks_needed and (pair.case, pair.degree, pair.mode) in places
+    ]
+    return max((number for number in needed if number <= _MOST_BLOCKS_TO_SETTLE), default=None)
 
 
 def describe_details(comparisons: Iterable[Contrast], mode: str) -> str:
@@ -148,7 +170,7 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         sentence += f" It gives up {first.sharing.gives_up}."
     # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
     marks = describe_marks([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
-    sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
+    simulated = " (simulated)" if any(cell.is_simulated for cell in cells) else ""
     return Winner(
         case=case,
         degree=degree,
@@ -165,5 +187,6 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         num_gpus=num_gpus,
         is_enough=has_verdicts(comparisons),
         marks=marks,
-        sentence=sentence,
+        finding=sentence,
+        sentence=f"{sentence}{marks}{simulated}",
     )

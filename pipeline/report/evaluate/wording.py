@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.group_names import ENVIRONMENT
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import format_count
 from pipeline.observe.row_marks import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL
 from pipeline.report.read.study_records import Row, Study
 
 
@@ -53,9 +56,40 @@ def describe_jobs(case: Case, degree: int) -> str:
     return f"{'one' if degree == 1 else degree} {case.label}"
 
 
+def describe_time(cell: Cell, cells: Iterable[Cell] = ()) -> str:
+    """Return `0.56 of the time of one after another, each up to 1.11 times as long as alone`; empty without a gain.
+
+    The first figure is the inverse speed-up. Of `cells`, those of the same case and mode with fewer jobs are named if
+    they gain as much.
+    """
+    gain, slowdown = cell.estimates.get(SPEEDUP), cell.estimates.get(SLOWDOWN)
+    if gain is None or cell.degree == 1 or cell.has_stressor or cell.exceeds_ideal:
+        return ""
+    share, smaller = 1 / gain.median, find_equal_gain(cell, cells)
+    parts = [f"{share:.2f} of the time of one after another" if share < 1 else f"{share:.2f} times as long as in turn"]
+    parts += [] if slowdown is None else [f"each up to {slowdown.median:.2f} times as long as alone"]
+    return ", ".join(parts) + ("" if smaller is None else f"; {smaller.degree} gain as much")
+
+
+def find_equal_gain(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
+    """Return the cell with the fewest jobs that has the same case and mode and gains as much; `None` without one."""
+    gain = cell.estimates[SPEEDUP].median
+    same = (other for other in cells if (other.case, other.mode) == (cell.case, cell.mode) and SPEEDUP in other.figures)
+    smaller = [other for other in same if 1 < other.degree < cell.degree and not other.exceeds_ideal]
+    enough = [other for other in smaller if other.estimates[SPEEDUP].median * (1 + MARGIN) > max(gain, 1 + MARGIN)]
+    return min(enough, key=lambda other: other.degree, default=None)
+
+
 def describe_gpus(number: int) -> str:
     """Return ` on these 3 GPUs`; empty for one GPU."""
     return f" on these {number} GPUs" if number > 1 else ""
+
+
+def describe_lack(num_blocks: int) -> str:
+    """Return what so few blocks lack: `1 block: no interval below 3 blocks, no verdict below 5`."""
+    interval = f"no interval below {MIN_FOR_INTERVAL} blocks, " if num_blocks < MIN_FOR_INTERVAL else ""
+    verdict = f"no verdict below {MIN_BLOCKS}" if num_blocks < MIN_BLOCKS else "not every case has a verdict"
+    return f"{format_count(num_blocks, 'block')}: {interval}{verdict}"
 
 
 def describe_finding(cell: Cell) -> str:

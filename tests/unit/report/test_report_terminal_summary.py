@@ -38,9 +38,59 @@ def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for
     for module in ("numpy", "scipy", "mlflow", "pandas"):
         monkeypatch.setitem(sys.modules, module, None)
     summary = summarize_study("test", list(study(1)))
-    (sentence,) = summary.sentences
-    assert sentence == ("2 x a, MPS: 1.80 x serial (1 block; no interval below 3 blocks, no verdict below 5).")
-    assert summary.fastest == {"mps"}
+    assert summary.sentences == (
+        "2 x a, MPS: 1.80 x serial (1 block). "
+        "They take 0.56 of the time of one after another, each up to 1.11 times as long as alone.",
+        "1 block: no interval below 3 blocks, no verdict below 5",
+    )
+    assert (summary.fastest, summary.num_blocks) == ({"mps"}, 5)
+
+
+def test_a_study_of_one_mode_says_what_each_number_of_jobs_gains_and_marks_only_with_a_star():
+    rows = [
+        make_ended_group(group("a", sequential=True), 100.0),
+        make_ended_group(group("a", "a", key="2"), 90.0),
+        make_ended_group(group("a", "a", "a", key="3"), 60.5),
+    ]
+    rows[1] = dataclasses.replace(rows[1], tags={Tag.FLAG: "the clocks were limited"})
+    summary = summarize_study("test", rows)
+    assert summary.sentences[:2] == (
+        "2 x a, naive: 1.80* x serial (1 block). "
+        "They take 0.56 of the time of one after another, each up to 1.11 times as long as alone.",
+        "3 x a, naive: 1.81 x serial (1 block). They take 0.55 of the time of one after another, "
+        "each up to 1.65 times as long as alone; 2 gain as much.",
+    )
+    assert summary.fastest == frozenset()
+    losing = [rows[0], make_ended_group(group("a", "a"), 40.0)]
+    assert (
+        "They take 1.25 times as long as in turn, each up to 2.50 times as long as alone."
+        in (summarize_study("test", losing).sentences[0])
+    )
+
+
+def test_figures_that_are_all_invalid_are_no_answer():
+    rows = [dataclasses.replace(row, tags={Tag.INVALID: "the host was busy"}) for row in list(study(1))[:2]]
+    assert summarize_study("test", rows).sentences == (
+        "No figure is valid (*), so there is no answer; remove the cause and measure again.",
+    )
+
+
+def test_more_blocks_are_suggested_only_if_they_can_settle_the_case():
+    assert summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99)))).num_blocks is None
+    near = [make_ended_group(group("a", sequential=True, block=block), 100.0) for block in range(1, 6)]
+    near += [
+        make_ended_group(group("a", "a", block=block), 50.0 * factor)
+        for block, factor in enumerate((1.04, 1.02, 1.05, 1.03, 0.99), 1)
+    ]
+    (sentence, lack) = summarize_study("test", near).sentences
+    needed = summarize_study("test", near).num_blocks
+    assert needed is not None and 5 < needed <= 20 and f"no verdict: about {needed} blocks are needed" in sentence
+    assert lack == "5 blocks: not every case has a verdict"
+    far = [
+        make_ended_group(group("a", "a", block=block), 50.0 * factor)
+        for block, factor in enumerate((1.5, 0.7, 1.4, 0.8, 1.1), 1)
+    ]
+    assert summarize_study("test", [*near[:5], *far]).num_blocks is None
 
 
 def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
@@ -79,7 +129,7 @@ def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
             make_ended_group(group(name, name, case=case), 60.0),
         )
     ]
-    assert [sentence.split(" 1.20 ")[0] for sentence in summarize_study("test", rows).sentences] == [
+    assert [sentence.split(" 1.20 ")[0] for sentence in summarize_study("test", rows).sentences[:2]] == [
         f"2 x {name}, naive:" for name in "ab"
     ]
 
@@ -123,7 +173,8 @@ def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
     (sentence,) = summarize_study("test", rows).sentences
     interval = r" \(\d\.\d\d to \d\.\d\d\)"
     assert re.fullmatch(
-        rf"2 x a: MPS is fastest, 1\.98 x serial{interval}\. MPS: 0\.49 x CUDA graph alone{interval}; "
+        rf"2 x a, MPS: 1\.98 x serial \(\d\.\d\d to \d\.\d\d; 5 blocks\)\. They take 0\.51 of the time of one after "
+        rf"another, each up to 1\.01 times as long as alone\. MPS: 0\.49 x CUDA graph alone{interval}; "
         rf"energy 0\.67 x serial{interval}, 1\.35 x CUDA graph alone{interval}\.",
         sentence,
     )
