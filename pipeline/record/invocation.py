@@ -96,18 +96,24 @@ def mask_command(command: str) -> str:
     return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
 
-def spell_resume_command(words: Sequence[str], repeats: int | None = None) -> str:
-    """Return the command line that runs the groups without a result of the study with this command line.
+def spell_longer_study(words: Sequence[str], repeats: int) -> str:
+    """Return the command line, without secrets, that resumes a study with more blocks; empty with `repeats=auto`."""
+    key = "repeats="
+    if f"{key}auto" in [word.lstrip("+") for word in words]:
+        return ""
+    start, options = entry_points.divide(words)
+    end = options.index("--") if "--" in options else len(options)
+    overrides = [option for option in options[:end] if not option.lstrip("+").startswith(key)]
+    return mask_command(spell_resume_command([*start, *overrides, f"{key}{repeats}", *options[end:]]))
 
-    `repeats` replaces the number of blocks of the study.
-    """
+
+def spell_resume_command(words: Sequence[str]) -> str:
+    """Return the command line that runs the groups without a result of the study with this command line."""
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
     words_of_hydra, words_of_program = options[:end], options[end:]
     resume = next(
         (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
     )
-    replaced = {"resume"} if repeats is None else {"resume", "repeats"}
-    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") not in replaced]
-    blocks = [] if repeats is None else [f"repeats={repeats}"]
-    return entry_points.spell_again(start, *overrides, *blocks, resume, *words_of_program)
+    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
+    return entry_points.spell_again(start, *overrides, resume, *words_of_program)

@@ -25,7 +25,7 @@ class StudySummary:
     """The findings of a study.
 
     Attributes:
-        fastest: keys of the fastest groups of cases with several sharing modes; none on a simulated GPU.
+        fastest: keys of the fastest groups of cases with several sharing modes.
         notes: notes on gains, by the key of the group.
         sentences: sentences on the cases, the frameworks, the other GPUs, and what too few blocks lack.
         num_blocks: number of blocks that may settle what is open; `None` if nothing is open, or blocks do not help.
@@ -38,8 +38,13 @@ class StudySummary:
 
 
 def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
-    """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
+    """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case.
+
+    A rehearsal has only the answers of frameworks, which are no speeds.
+    """
     study = make_study_of_results(experiment, rows)
+    if study.is_rehearsal:
+        return StudySummary(sentences=tuple(format_frameworks(study)))
     cells = make_cells(study)
     comparisons = compare_modes(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
@@ -66,7 +71,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
         if place in best
         and (place[1] > 1 and num_modes[place] > 1)
         and best[place].tied[0] == mode
-        and not (of_place[place, mode].marks or study.is_simulated)
+        and not of_place[place, mode].marks
     }
     on_gain = {place_and_mode: "; ".join(cell.notes_on_gain) for place_and_mode, cell in of_place.items()}
     notes = {key: on_gain[place_and_mode] for key, place_and_mode in places.items() if on_gain.get(place_and_mode)}

@@ -19,7 +19,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import Fields
 from pipeline.observe.table import format_table
 from pipeline.plan.config_schema import TrackingConfig
-from pipeline.record.invocation import Invocation, mask_command, spell_resume_command
+from pipeline.record.invocation import Invocation, spell_longer_study
 from pipeline.record.store import run_artifacts
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduction import Reproduction
@@ -45,13 +45,12 @@ def show(
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     is_rehearsal = experiment.endswith(layout.REHEARSAL)
     # A reproduction has one group of a block, which allows no comparison.
-    has_sentences = reproduction is None and not is_rehearsal
-    closing_remarks = summarize_study(experiment, rows) if has_sentences else StudySummary()
+    closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes, is_rehearsal=is_rehearsal)
     sentences = list(closing_remarks.sentences)
     if closing_remarks.num_blocks is not None and not invocation.has_launcher:
-        command = mask_command(spell_resume_command(invocation.words, closing_remarks.num_blocks))
-        sentences.append(f"to settle it: {command}")
+        command = spell_longer_study(invocation.words, closing_remarks.num_blocks)
+        sentences += [f"to settle it: {command}"] if command else []
     if is_rehearsal:
         sentences.append(_describe_rehearsal(rows, journals))
     sys.stdout.writelines(f"{line}\n" for line in (table, *sentences))

@@ -124,7 +124,9 @@ def join_words(modes: Sequence[str]) -> str:
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """Return a sentence for each doubt: mixed environments, marks of rows."""
+    """Return a sentence for each doubt: mixed environments, marks of rows; a rehearsal has no figures to doubt."""
+    if study.is_rehearsal:
+        return []
     sentences = _mixed_packages(study)
     sentences += [f"{line}." for line in _gains(cells)]
     sentences += [f"{line}; invalid, so not compared." for line in _marks(study, lambda row: row.marks.invalid)]

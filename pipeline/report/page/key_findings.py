@@ -1,11 +1,13 @@
 """The answer of a study: a few sentences, at most four leading numbers, its setup and its missing groups.
 
-Only results without a mark lead: a result that figures and tables show with `*` or as invalid is never a number.
+Results without a mark lead; if there are none, those with a note do, with `*`. An invalid result is never a number.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.words import format_count, group_by
+from pipeline.record.invocation import spell_longer_study
+from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, contrast_with_alone, is_best_solo_serial
@@ -44,8 +48,15 @@ from pipeline.report.evaluate.services import (
 )
 from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, format_times
 from pipeline.report.evaluate.stressors import StressorEffect, describe_effects, find_strongest, list_effects
-from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID, describe_jobs, join_words
+from pipeline.report.evaluate.verdicts import Winner, count_blocks_to_settle
+from pipeline.report.evaluate.wording import (
+    ENDINGS,
+    INVALID,
+    describe_jobs,
+    describe_time,
+    find_equal_gain,
+    join_words,
+)
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read import labels, pooling
@@ -70,17 +81,29 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
     """Return one sentence: the device, the fastest modes or another finding, and the certainty."""
     if not study.rows:
         return "There is no result yet."
+    if study.is_rehearsal:
+        ran = sum(row.result is Result.OK for row in study.rows)
+        return f"{_on(study)}{ran} of {format_count(len(study.rows), 'group')} ran. A rehearsal measures no speed."
     if not any(cell.values for cell in cells):
         return _describe_failure(study, cells)
     if shares := [*effects.summarize_other_gpus(effects.compare_other_gpus(study, cells)), *describe_fractions(cells)]:
         return shares[0]
     collocated = [winner for winner in winners if winner.degree > 1]
     clauses = describe_effects(list_effects(study, cells))[:1]
-    clauses += [_count_winners(cells, collocated)] if collocated else describe_mixes(cells)[:1]
+    clauses += [_describe_outcome(cells, collocated)] if collocated else describe_mixes(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, collocated)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"
     return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({certainty})."
+
+
+def spell_next_step(study: Study, winners: Sequence[Winner], comparisons: Sequence[Contrast]) -> str:
+    """Return the command that resumes the study with blocks that may settle it; empty if there is none."""
+    num_blocks, stores = count_blocks_to_settle(winners, comparisons), {row.store for row in study.rows}
+    if num_blocks is None or study.is_rehearsal or len(stores) != 1 or is_bundle(stores.pop()):
+        return ""
+    newest = max(study.rows, key=lambda row: row.start_ms)
+    return spell_longer_study(shlex.split(newest.facts.get("command_line", "run.py")), num_blocks)
 
 
 def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
@@ -251,7 +274,7 @@ def _describe_highest_gain(study: Study, collocated: Sequence[Winner]) -> str:
     if best.over_best_solo is not None:
         step_mode = f"the best step mode ({best.best_solo})"
         gain += f", and {format_times(best.over_best_solo)} the speed of one job at a time in {step_mode}"
-    return f"{gain}{best.marks}"
+    return gain
 
 
 def _describe_energy(winner: Winner) -> list[str]:
@@ -264,8 +287,7 @@ def _describe_lowest_gain(study: Study, collocated: Sequence[Winner]) -> list[st
     if len(collocated) == 1 or len(none) == len(collocated):
         return []
     if not none:
-        jobs = f"{_describe_winner(study, worst)}{worst.marks}"
-        return [f"The smallest speed-up is {format_times(worst.speedup)}, with {jobs}."]
+        return [f"The smallest speed-up is {format_times(worst.speedup)}, with {_describe_winner(study, worst)}."]
     names = [describe_jobs(winner.case, winner.degree) for winner in none]
     if len(names) <= _MOST_NAMED:
         return [f"Sharing gains nothing for {join_words(names)}."]
@@ -276,17 +298,41 @@ def _gains(winner: Winner) -> bool:
     return winner.tied[0] != SERIAL.label and winner.speedup.median >= 1 + MARGIN
 
 
+def _describe_outcome(cells: Sequence[Cell], collocated: Sequence[Winner]) -> str:
+    """Return the fastest modes; if no verdict names one of several modes, how long the jobs take in the best group."""
+    modes = {cell.mode for cell in cells if cell.degree > 1 and cell.sharing != SERIAL and cell.is_compared}
+    gains = [cell for cell in cells if cell.mode in modes and cell.is_compared and describe_time(cell)]
+    best = _find_highest(gains, SPEEDUP)
+    if best is None or (len(modes) > 1 and any(winner.mode is not None for winner in collocated)):
+        return _count_winners(cells, collocated)
+    best = find_equal_gain(best, gains) or best
+    clause = f"{describe_jobs(best.case, best.degree)} under {best.mode} take {describe_time(best)}"
+    if best.estimates[SPEEDUP].median < 1 + MARGIN:
+        clause = f"sharing gains nothing: {clause}"
+    more = [
+        cell.degree for cell in gains if (cell.case, cell.mode) == (best.case, best.mode) and cell.degree > best.degree
+    ]
+    clause += f"; {join_words(list(map(str, more)))} gain nothing more" if more else ""
+    num_gaining = sum(map(_gains, collocated))
+    return clause + (
+        f"; sharing gains in {num_gaining} of {_cases(len(collocated))}" if len(collocated) > 1 + len(more) else ""
+    )
+
+
 def _count_winners(cells: Sequence[Cell], collocated: Sequence[Winner]) -> str:
     """Return a clause: `MPS is fastest in 8 of the 10 cases with several jobs and naive in 1; ...`."""
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     wins = Counter(kinds.get(winner.mode, winner.mode) for winner in collocated if winner.mode is not None)
     first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode)) or [""]
     undecided = len(collocated) - wins.total()
+    modes = {cell.mode for cell in cells if cell.degree > 1 and cell.sharing != SERIAL and not cell.is_derived}
     if not wins:
-        return f"there is no verdict on the fastest mode in {_cases(len(collocated))}"
+        subject = "on the fastest mode" if len(modes) > 1 else f"between {join_words([*modes, SERIAL.label])}"
+        return f"there is no verdict {subject} in {_cases(len(collocated))}"
+    verb = "is fastest" if len(modes) > 1 or first == SERIAL.label else "is faster than serial"
     if len(wins) == 1 and not undecided:
-        return f"{first} is fastest in {_cases(len(collocated), 'all')}"
-    parts = [f"{first} is fastest in {wins[first]} of {_cases(len(collocated))}"]
+        return f"{first} {verb} in {_cases(len(collocated), 'all')}"
+    parts = [f"{first} {verb} in {wins[first]} of {_cases(len(collocated))}"]
     parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
     return join_words(parts) + (f"; there is no verdict in {undecided}" if undecided else "")
 
@@ -384,9 +430,19 @@ def select_leading_numbers(
     and without stressors, is led by the throughput, energy, memory and activity of one group. Fractions of a GPU have a
     sentence instead, because a number without the state of the rest of the GPU is misleading.
     """
-    if any(list_fractions(cells)):
+    if study.is_rehearsal or any(list_fractions(cells)):
         return ()
-    valid_cells = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    valid_cells = [cell for cell in cells if not cell.is_derived and cell.is_compared]
+    unmarked = [cell for cell in valid_cells if not cell.marks_of_rows]
+    return _select_numbers(study, unmarked, cells, verdicts) or tuple(
+        dataclasses.replace(number, number=f"{number.number}*")
+        for number in _select_numbers(study, valid_cells, cells, verdicts)
+    )
+
+
+def _select_numbers(
+    study: Study, valid_cells: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]
+) -> tuple[LeadingNumber, ...]:
     clean = [cell for cell in valid_cells if not cell.has_stressor]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
@@ -450,7 +506,9 @@ def _prefer(selected: Sequence[Cell], candidates: Sequence[Cell]) -> Cell | None
 
 
 def _has_noted_baseline(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Return whether a run alone of a program of the cell, in any step mode, has a note."""
+    """Return whether a run alone of a program of the cell, in any step mode, has a note, and the cell has none."""
+    if cell.row_notes:
+        return False
     programs = [labels.identify_program(params) for params in cell.case.params]
     alone = [other for other in cells if other.sharing == SERIAL and other.row_notes]
     return any(labels.identify_program(params) in programs for other in alone for params in other.case.params)

@@ -131,7 +131,7 @@ def test_a_wide_table_shortens_names_then_leaves_out_what_matters_least():
     assert [re.split("  +", line)[0] for line in lines] == ["group", "naive-1x-lr=1", "naive-2x-lr=2"]
     assert max(map(len, lines)) <= 100 and "on GPU after s" not in lines[0] and "makespan s" in lines[0]
     tagged = [
-        dataclasses.replace(one, reason="x" * 10, group=dataclasses.replace(one.group, name="n" * 60 + one.group.key))
+        dataclasses.replace(one, reason="x" * 10, group=dataclasses.replace(one.group, name="n" * 45 + one.group.key))
         for one in wide
     ]
     lines = format_table(tagged, FIELDS).splitlines()
