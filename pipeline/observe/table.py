@@ -93,14 +93,12 @@ def format_table(
     fields: Fields,
     fastest: Container[str] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
-    *,
-    is_rehearsal: bool = False,
 ) -> str:
     """Format the groups as an aligned text table of at most 100 columns, with one line per group and notes below.
 
     Figures are medians over the blocks; blocks of one GPU count as one value if the study ran on several GPUs. A
     missing value is `-`, and a column without any value is left out. Skipped groups are listed below the table.
-    `fastest` and `notes` contain the `key` of groups. A rehearsal has results and memory, but no speeds and no marks.
+    `fastest` and `notes` contain the `key` of groups.
     """
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
@@ -115,7 +113,6 @@ def format_table(
     energies = [(work_units.joules_per(unit), work_units.energy_of(unit), "{:.3g}") for unit in counted]
     other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
-    columns = tuple(column for column in columns if column[1] == normalisation.MEMORY_PEAK or not is_rehearsal)
     shown = [column for column in columns if any(_is_shown(row.metrics, column[1]) for row in rows)]
     # These columns distinguish groups with equal names.
     facts = {
@@ -127,17 +124,13 @@ def format_table(
     if any(blocks[0].group.key in fastest for blocks in groups):
         facts[""] = ["fastest" if blocks[0].group.key in fastest else "" for blocks in groups]
     has_blocks = len({row.group.block for row in rows}) > 1
-    is_marked = [
-        not is_rehearsal and (blocks[0].group.key in notes or any(row.marks.text for row in blocks))
-        for blocks in groups
-    ]
+    is_marked = [blocks[0].group.key in notes or any(row.marks.text for row in blocks) for blocks in groups]
     results = [_format_results(blocks) + "*" * mark for blocks, mark in zip(groups, is_marked, strict=True)]
     counts = {"blocks": [str(_count_blocks(blocks)) for blocks in groups]} if has_blocks else {}
     figures = {title: [_format_median(blocks, key, form) for blocks in groups] for title, key, form in shown}
     expendable = [*_EXPENDABLE, *reversed([title for title, *_ in _list_sampled_columns(fields)])]
     names, text = _fit(names, facts, counts | {"result": results} | figures, expendable)
-    notes_below = _list_notes(groups, names, notes, is_of_blocks=has_blocks, is_rehearsal=is_rehearsal)
-    return "\n".join([*text, *notes_below, *skipped])
+    return "\n".join([*text, *_list_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
 
 def _is_shown(metrics: Mapping[str, float], key: str) -> bool:
@@ -223,17 +216,12 @@ def _format_results(blocks: Sequence[GroupResult]) -> str:
 
 
 def _list_notes(
-    groups: Sequence[Sequence[GroupResult]],
-    names: Sequence[str],
-    on_gain: Mapping[str, str],
-    *,
-    is_of_blocks: bool,
-    is_rehearsal: bool,
+    groups: Sequence[Sequence[GroupResult]], names: Sequence[str], on_gain: Mapping[str, str], *, is_of_blocks: bool
 ) -> list[str]:
     """Return each mark and each reason once, with the groups that have it."""
     flags, reasons = list[tuple[str, str]](), list[tuple[str, str]]()
     for name, group_rows in zip(names, groups, strict=True):
-        marks = [] if is_rehearsal else [row.marks for row in group_rows]
+        marks = [row.marks for row in group_rows]
         of_flags = merge(f"invalid: {mark.invalid}" for mark in marks if mark.invalid)
         of_flags |= merge(mark.note for mark in marks if mark.note)
         of_reasons = merge(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
@@ -242,10 +230,10 @@ def _list_notes(
             for text, number in texts.items():
                 share = f" ({number} of {len(group_rows)} {noun})" if number < len(group_rows) else ""
                 into.append((text, name + share))
-        if (note := on_gain.get(group_rows[0].group.key)) and not is_rehearsal:
+        if note := on_gain.get(group_rows[0].group.key):
             flags.append((note, name))
     notes = []
-    if is_of_blocks and not is_rehearsal:
+    if is_of_blocks:
         num_gpus = len({row.gpu_uuid for group_rows in groups for row in group_rows})
         each_once = f"; each of the {num_gpus} GPUs counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")

@@ -10,12 +10,11 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import effects
-from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
-from pipeline.report.evaluate.contrasts import Contrast, Quantity, compare_modes
+from pipeline.report.evaluate.cells import label_cases, make_cells
+from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.services import compare_services, describe_mix
 from pipeline.report.evaluate.stressors import describe_effects, list_effects
-from pipeline.report.evaluate.verdicts import Winner, count_blocks_to_settle, describe_details, winners
-from pipeline.report.evaluate.wording import describe_lack, describe_time
+from pipeline.report.evaluate.verdicts import count_blocks_to_settle, describe_cases, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
 
@@ -27,7 +26,7 @@ class StudySummary:
     Attributes:
         fastest: keys of the fastest groups of cases with several sharing modes.
         notes: notes on gains, by the key of the group.
-        sentences: sentences on the cases, the frameworks, the other GPUs, and what too few blocks lack.
+        sentences: sentences on the cases, the frameworks and the other GPUs.
         num_blocks: number of blocks that may settle what is open; `None` if nothing is open, or blocks do not help.
     """
 
@@ -48,10 +47,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     cells = make_cells(study)
     comparisons = compare_modes(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
-    # The table of groups prints why the other comparisons have no ratio, and the marks.
-    with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
-    by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
-    sentences = [" ".join(filter(None, _sentences(best.get(case), pairs, cells))) for case, pairs in by_case.items()]
+    sentences = describe_cases(cells, comparisons, best.values())
     if study.rows and not any(cell.values for cell in cells) and any(cell.invalid for cell in cells):
         sentences.append("No figure is valid (*), so there is no answer; remove the cause and measure again.")
     mixes = group_by(compare_services(cells), lambda pair: (pair.case, pair.mode))
@@ -59,8 +55,6 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     sentences += [f"{clause}." for clause in describe_effects(list_effects(study, cells))]
     sentences += format_frameworks(study)
     sentences += effects.summarize_other_gpus(effects.compare_other_gpus(study, cells))
-    num_blocks = count_blocks_to_settle(best.values(), comparisons)
-    sentences += [] if num_blocks is None else [describe_lack(study.num_complete_blocks)]
     cases = label_cases(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
     of_place = {((cell.case, cell.degree), cell.mode): cell for cell in cells}
@@ -75,26 +69,5 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     }
     on_gain = {place_and_mode: "; ".join(cell.notes_on_gain) for place_and_mode, cell in of_place.items()}
     notes = {key: on_gain[place_and_mode] for key, place_and_mode in places.items() if on_gain.get(place_and_mode)}
+    num_blocks = count_blocks_to_settle(best.values(), comparisons)
     return StudySummary(frozenset(fastest), notes, tuple(sentences), num_blocks)
-
-
-def _sentences(winner: Winner | None, comparisons: Sequence[Contrast], cells: Sequence[Cell]) -> list[str]:
-    by_quantity = group_by(comparisons, lambda verdict: verdict.quantity)
-    if winner is None:  # no baseline, or services at a given rate
-        return [verdict.describe(is_brief=True) for verdict in by_quantity.get(Quantity.SPEED, comparisons)]
-    sharing_modes = [mode for mode in winner.tied if mode != SERIAL.label] or [verdict.mode for verdict in comparisons]
-    gains = [
-        verdict
-        for verdict in by_quantity.get(Quantity.SPEED, [])
-        if (verdict.mode, verdict.against) == (sharing_modes[0], SERIAL.label)
-    ]
-    gain = [verdict.describe(is_brief=True) for verdict in gains]
-    gain += [f"They take {time}." for verdict in gains if (time := describe_time(verdict.cell, cells))]
-    details = describe_details(comparisons, sharing_modes[0])
-    # If there is no verdict against serial either, the sentence on the gain is enough.
-    if winner.mode is None and SERIAL.label in winner.tied:
-        return [*gain, details]
-    if winner.mode in (None, SERIAL.label):
-        return [winner.finding, *gain, *([details] if sharing_modes[0] != winner.tied[0] else [])]
-    is_only_mode = len({verdict.mode for verdict in comparisons}) == 1
-    return [*gain, details] if is_only_mode else [winner.finding, *gain[1:]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.domain import layout
+from pipeline.base.domain.normalisation import MEMORY_PEAK
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, mode_of
 from pipeline.base.system import entry_points, factory
@@ -39,23 +41,31 @@ def show(
     A rehearsal has instead a sentence on its machinery; `journals` are those of its devices.
     """
     # Imported late, because the modules of the report take long to import.
+    from pipeline.report.evaluate.verdicts import BLOCKS_IN_WORDS
     from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     is_rehearsal = experiment.endswith(layout.REHEARSAL)
+    shown = list(map(_drop_speeds, rows)) if is_rehearsal else rows
     # A reproduction has one group of a block, which allows no comparison.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
-    table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes, is_rehearsal=is_rehearsal)
+    table = format_table(shown, fields, closing_remarks.fastest, closing_remarks.notes)
     sentences = list(closing_remarks.sentences)
     if closing_remarks.num_blocks is not None and not invocation.has_launcher:
         command = spell_longer_study(invocation.words, closing_remarks.num_blocks)
-        sentences += [f"to settle it: {command}"] if command else []
+        sentences += [f"{BLOCKS_IN_WORDS}; to settle what is open: {command}"] if command else []
     if is_rehearsal:
         sentences.append(_describe_rehearsal(rows, journals))
     sys.stdout.writelines(f"{line}\n" for line in (table, *sentences))
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
+
+
+def _drop_speeds(row: GroupResult) -> GroupResult:
+    """Return a row of a rehearsal without its marks and without figures, except its memory."""
+    memory = {name: value for name, value in row.metrics.items() if name == MEMORY_PEAK}
+    return dataclasses.replace(row, metrics=memory, tags={})
 
 
 def _describe_rehearsal(rows: Sequence[GroupResult], journals: Sequence[Journal]) -> str:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
-from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import format_count
 from pipeline.observe.row_marks import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL
+from pipeline.report.evaluate.statistics import MARGIN
 from pipeline.report.read.study_records import Row, Study
 
 
@@ -57,10 +56,10 @@ def describe_jobs(case: Case, degree: int) -> str:
 
 
 def describe_time(cell: Cell, cells: Iterable[Cell] = ()) -> str:
-    """Return `0.56 of the time of one after another, each up to 1.11 times as long as alone`; empty without a gain.
+    """Return `take 0.56 of the time of one after another, each up to 1.11 times as long as alone`.
 
-    The first figure is the inverse speed-up. Of `cells`, those of the same case and mode with fewer jobs are named if
-    they gain as much.
+    Empty without a possible speed-up. Of `cells`, the one of the same case and mode with the fewest jobs is named if it
+    gains as much.
     """
     gain, slowdown = cell.estimates.get(SPEEDUP), cell.estimates.get(SLOWDOWN)
     if gain is None or cell.degree == 1 or cell.has_stressor or cell.exceeds_ideal:
@@ -68,7 +67,7 @@ def describe_time(cell: Cell, cells: Iterable[Cell] = ()) -> str:
     share, smaller = 1 / gain.median, find_equal_gain(cell, cells)
     parts = [f"{share:.2f} of the time of one after another" if share < 1 else f"{share:.2f} times as long as in turn"]
     parts += [] if slowdown is None else [f"each up to {slowdown.median:.2f} times as long as alone"]
-    return ", ".join(parts) + ("" if smaller is None else f"; {smaller.degree} gain as much")
+    return f"take {', '.join(parts)}{'' if smaller is None else f'; {smaller.degree} gain as much'}"
 
 
 def find_equal_gain(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
@@ -83,13 +82,6 @@ def find_equal_gain(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
 def describe_gpus(number: int) -> str:
     """Return ` on these 3 GPUs`; empty for one GPU."""
     return f" on these {number} GPUs" if number > 1 else ""
-
-
-def describe_lack(num_blocks: int) -> str:
-    """Return what so few blocks lack: `1 block: no interval below 3 blocks, no verdict below 5`."""
-    interval = f"no interval below {MIN_FOR_INTERVAL} blocks, " if num_blocks < MIN_FOR_INTERVAL else ""
-    verdict = f"no verdict below {MIN_BLOCKS}" if num_blocks < MIN_BLOCKS else "not every case has a verdict"
-    return f"{format_count(num_blocks, 'block')}: {interval}{verdict}"
 
 
 def describe_finding(cell: Cell) -> str:
@@ -109,13 +101,6 @@ def describe_absence(cell: Cell) -> str:
     if cell.is_wholly_invalid:
         return INVALID
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
-
-
-def describe_marks(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
-    """Return ` (MPS: NOTE; serial: NOTE)` for the end of a sentence; empty without marks."""
-    marks_of = [(cell.mode, cell.marks_of_rows if only_of_rows else cell.marks) for cell in cells]
-    marks = [f"{mode}: {marks}" for mode, marks in marks_of if marks]
-    return f" ({'; '.join(marks)})" if marks else ""
 
 
 def join_words(modes: Sequence[str]) -> str:

@@ -95,6 +95,7 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
 def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
     study, ordinary = content.study, [cell for cell in content.cells if not cell.has_stressor]
+    in_words = verdicts.describe_cases(content.cells, content.verdicts, content.winners)
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     # A picture without a figure tells nothing on the first screen.
     num_opening = 1 if any(cell.values for cell in content.cells) and not study.is_rehearsal else 0
@@ -110,9 +111,10 @@ def render(content: Content) -> str:
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
             numbers=select_leading_numbers(study, content.cells, content.verdicts),
+            blocks_in_words=f"{verdicts.BLOCKS_IN_WORDS[0].upper()}{verdicts.BLOCKS_IN_WORDS[1:]}",
             next_step=spell_next_step(study, content.winners, content.verdicts),
             summary=summarize(study, content.cells, content.winners),
-            answer=write_answer(study, content.cells, content.winners),
+            answer=[*write_answer(study, content.cells, content.winners), *in_words],
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
             missing=[*describe_missing(study), *describe_loads(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),

@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.contrasts import compare_modes
-from pipeline.report.evaluate.verdicts import winners
+from pipeline.report.evaluate.verdicts import describe_cases, winners
 from pipeline.report.evaluate.wording import describe_host_bound, list_doubts
 from pipeline.report.page.key_findings import (
     MOST,
@@ -20,7 +20,6 @@ from pipeline.report.page.key_findings import (
     LeadingNumber,
     select_leading_numbers,
     summarize,
-    write_answer,
 )
 from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import Row, Study
@@ -117,8 +116,7 @@ def test_a_gain_over_a_doubtful_baseline_does_not_lead() -> None:
 def test_missing_intervals_and_verdicts_are_said() -> None:
     numbers = lead(graphs_and_sharing(2))
     assert {number.basis for number in numbers} == {"no verdict: 2 blocks"}
-    assert say(graphs_and_sharing(2)).endswith("(2 complete blocks; intervals need 3, verdicts 5).")
-    assert say(graphs_and_sharing(3)).endswith("(3 complete blocks; a verdict needs 5 blocks).")
+    assert say(graphs_and_sharing(2)).endswith("(2 complete blocks).")
     assert say(graphs_and_sharing(5)).startswith("On one NVIDIA H100 80GB HBM3, MPS is fastest in the one case")
     gpus = [
         dataclasses.replace(row, gpu_uuid=f"GPU-{row.block}", boot_id=f"boot-{row.block}")
@@ -224,7 +222,7 @@ def test_a_rehearsal_leads_with_what_ran_and_no_speed() -> None:
     assert header.index('class="stamp"') < header.index('class="answer"') and "<figure" not in header
     num_ran = sum(row.result is Result.OK for row in rows)
     assert f"{num_ran} of {len(rows)} groups ran. A rehearsal measures no speed." in header
-    assert "few steps" not in header and "To settle it" not in header and 'id="figure-gain"' in page
+    assert "few steps" not in header and "to settle" not in header and 'id="figure-gain"' in page
 
 
 ONE_MODE = [copies("serial", 1, 100.0), copies("naive", 2, 90.0), copies("naive", 3, 60.0)]
@@ -233,7 +231,7 @@ ONE_MODE = [copies("serial", 1, 100.0), copies("naive", 2, 90.0), copies("naive"
 def test_a_study_of_one_mode_and_one_block_has_an_answer() -> None:
     jobs = "2 resnet26_cifar10 bs128 under naive"
     time = "take 0.56 of the time of one after another, each up to 1.11 times as long as alone"
-    certainty = "one complete block; intervals need 3, verdicts 5"
+    certainty = "1 complete block"
     assert say(ONE_MODE) == f"On one NVIDIA H100 80GB HBM3, {jobs} {time}; 3 gain nothing more ({certainty})."
     assert [(number.number, number.basis) for number in lead(ONE_MODE)] == [("1.80", "no verdict: 1 block")]
     more = [copies("naive", 2, 90.0 / 0.9), copies("naive", 3, 80.0)]
@@ -241,26 +239,27 @@ def test_a_study_of_one_mode_and_one_block_has_an_answer() -> None:
     losing = say([ONE_MODE[0], copies("naive", 2, 45.0)])
     assert "sharing gains nothing: " in losing and "take 1.11 times as long as in turn, each up to 2.22" in losing
     impossible = say([ONE_MODE[0], copies("naive", 2, 400.0)])
-    assert "of the time" not in impossible and "no verdict between naive and serial" in impossible
+    assert impossible.endswith(", no group of several jobs has a plausible speed-up (1 complete block).")
 
 
-def test_five_blocks_of_one_mode_are_faster_than_serial_and_not_fastest() -> None:
-    rows = [dataclasses.replace(row, block=block) for block in range(1, 6) for row in ONE_MODE]
+def test_five_blocks_of_one_mode_are_faster_than_serial_and_not_called_fastest() -> None:
+    rows = [copies(*one, block) for block in range(1, 6) for one in (("serial", 1, 100.0), ("naive", 2, 90.0))]
     of = study(*rows)
     cells = make_cells(of)
-    lines = write_answer(of, cells, winners(cells, compare_modes(cells)))
-    assert "Naive is faster than serial in all 2 cases with several jobs." in lines
-    assert not any("fastest" in line for line in lines)
+    comparisons = compare_modes(cells)
+    (sentence,) = describe_cases(cells, comparisons, winners(cells, comparisons))
+    assert sentence.startswith("2 x resnet26_cifar10 bs128, naive: 1.80 x serial (5 blocks). They take")
+    assert "fastest" not in sentence + say(rows)
 
 
 def test_the_first_screen_has_the_command_that_settles_what_is_open() -> None:
     facts = {"command_line": "run.py -m degree=2,3 tracking.experiment=e -- s.py repeats=2"}
     told = [dataclasses.replace(row, facts=row.facts | facts) for row in ONE_MODE]
     page = render(make_content(study(*told)))
-    (command,) = re.findall(r'<p class="note">To settle it: <code>(.*?)</code>', page)
+    (command,) = re.findall(r"Intervals need 3 blocks, verdicts 5; to settle what is open: <code>(.*?)</code>", page)
     assert command.endswith("run.py -m degree=2,3 tracking.experiment=e repeats=5 resume=true -- s.py repeats=2")
     auto = {"command_line": "run.py -m degree=2,3 repeats=auto"}
-    assert "To settle it" not in render(make_content(study(*(dataclasses.replace(row, facts=auto) for row in told))))
+    assert "to settle" not in render(make_content(study(*(dataclasses.replace(row, facts=auto) for row in told))))
 
 
 STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step takes 10 ms)"
