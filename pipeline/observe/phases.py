@@ -97,6 +97,6 @@ def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> st
     shares = {_IN_WORDS[name]: seconds / elapsed_s for name, seconds in spent.items()}
     shares["the rest"] = 1 - sum(shares.values())
     measuring = f"measuring took {100 * shares.pop(_IN_WORDS[WINDOW]):.0f} % of the time"
-    others = sorted(shares.items(), key=lambda share: -share[1])
-    parts = [f"{name} {100 * share:.0f} %" for name, share in others if share > _LEAST_SHARE]
+    sorted_shares = sorted(shares.items(), key=lambda share: -share[1])
+    parts = [f"{name} {100 * share:.0f} %" for name, share in sorted_shares if share > _LEAST_SHARE]
     return "; ".join(filter(None, (measuring, ", ".join(parts))))

@@ -14,7 +14,7 @@ from pipeline.report.evaluate.cells import label_cases, make_cells
 from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.services import compare_services, describe_mix
 from pipeline.report.evaluate.stressors import describe_effects, list_effects
-from pipeline.report.evaluate.verdicts import count_blocks_to_settle, describe_cases, winners
+from pipeline.report.evaluate.verdicts import describe_cases, has_too_few_blocks, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
 
@@ -27,13 +27,13 @@ class StudySummary:
         fastest: keys of the fastest groups of cases with several sharing modes.
         notes: notes on gains, by the key of the group.
         sentences: sentences on the cases, the frameworks and the other GPUs.
-        num_blocks: number of blocks that may settle what is open; `None` if nothing is open, or blocks do not help.
+        has_too_few_blocks: whether a case is open only because of them.
     """
 
     fastest: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
     sentences: tuple[str, ...] = ()
-    num_blocks: int | None = None
+    has_too_few_blocks: bool = False
 
 
 def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
@@ -69,5 +69,4 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     }
     on_gain = {place_and_mode: "; ".join(cell.notes_on_gain) for place_and_mode, cell in of_place.items()}
     notes = {key: on_gain[place_and_mode] for key, place_and_mode in places.items() if on_gain.get(place_and_mode)}
-    num_blocks = count_blocks_to_settle(best.values(), comparisons)
-    return StudySummary(frozenset(fastest), notes, tuple(sentences), num_blocks)
+    return StudySummary(frozenset(fastest), notes, tuple(sentences), has_too_few_blocks(best.values()))

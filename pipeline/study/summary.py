@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.normalisation import MEMORY_PEAK
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, mode_of
 from pipeline.base.system import entry_points, factory
@@ -52,8 +53,8 @@ def show(
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     table = format_table(shown, fields, closing_remarks.fastest, closing_remarks.notes)
     sentences = list(closing_remarks.sentences)
-    if closing_remarks.num_blocks is not None and not invocation.has_launcher:
-        command = spell_longer_study(invocation.words, closing_remarks.num_blocks)
+    if closing_remarks.has_too_few_blocks and not invocation.has_launcher:
+        command = spell_longer_study(invocation.words, MIN_BLOCKS)
         sentences += [f"{BLOCKS_IN_WORDS}; to settle what is open: {command}"] if command else []
     if is_rehearsal:
         sentences.append(_describe_rehearsal(rows, journals))

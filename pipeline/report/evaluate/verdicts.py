@@ -17,8 +17,6 @@ from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, form
 from pipeline.report.evaluate.wording import describe_gpus, describe_time, join_words
 
 BLOCKS_IN_WORDS = f"intervals need {MIN_FOR_INTERVAL} blocks, verdicts {MIN_BLOCKS}"
-_MOST_BLOCKS_TO_SETTLE = 20
-"""More blocks than this take too long to be suggested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,20 +90,9 @@ def has_verdicts(comparisons: Iterable[Contrast]) -> bool:
     return any(v.p_adjusted is not None for v in comparisons if v.quantity is Quantity.SPEED)
 
 
-def count_blocks_to_settle(best: Iterable[Winner], comparisons: Iterable[Contrast]) -> int | None:
-    """Return a number of blocks that may give all cases a verdict; `None` if none is open, or blocks do not help.
-
-    Blocks do not help if each GPU counts once, or if the scatter lets expect more than `_MOST_BLOCKS_TO_SETTLE`.
-    """
-    open_cases = [winner for winner in best if winner.degree > 1 and winner.mode is None and winner.num_gpus == 1]
-    places = {(winner.case, winner.degree, mode) for winner in open_cases for mode in winner.tied}
-    needed = [MIN_BLOCKS for winner in open_cases if not winner.is_enough]
-    needed += [
-        pair.blocks_needed
-        for pair in comparisons
-        if pair.quantity is Quantity.SPEED and pair.blocks_needed and (pair.case, pair.degree, pair.mode) in places
-    ]
-    return max((number for number in needed if number <= _MOST_BLOCKS_TO_SETTLE), default=None)
+def has_too_few_blocks(best: Iterable[Winner]) -> bool:
+    """Check that a case is open only because it has too few blocks on its one GPU."""
+    return any(not (winner.is_enough or winner.mode) and winner.num_gpus == 1 < winner.degree for winner in best)
 
 
 def describe_cases(cells: Sequence[Cell], comparisons: Iterable[Contrast], best: Iterable[Winner]) -> list[str]:

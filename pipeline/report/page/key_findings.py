@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_S
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.words import format_count, group_by
-from pipeline.record.invocation import spell_longer_study
-from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, contrast_with_alone, is_best_solo_serial
@@ -47,7 +44,7 @@ from pipeline.report.evaluate.services import (
 )
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, format_times
 from pipeline.report.evaluate.stressors import StressorEffect, describe_effects, find_strongest, list_effects
-from pipeline.report.evaluate.verdicts import Winner, count_blocks_to_settle
+from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import (
     ENDINGS,
     INVALID,
@@ -91,15 +88,6 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
     clauses += [_describe_outcome(study, cells, collocated)] if collocated else describe_mixes(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({_count_blocks(study)})."
-
-
-def spell_next_step(study: Study, winners: Sequence[Winner], comparisons: Sequence[Contrast]) -> str:
-    """Return the command that resumes the study with blocks that may settle it; empty if there is none."""
-    num_blocks, stores = count_blocks_to_settle(winners, comparisons), {row.store for row in study.rows}
-    if num_blocks is None or study.is_rehearsal or len(stores) != 1 or is_bundle(stores.pop()):
-        return ""
-    newest = max(study.rows, key=lambda row: row.start_ms)
-    return spell_longer_study(shlex.split(newest.facts.get("command_line", "run.py")), num_blocks)
 
 
 def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:

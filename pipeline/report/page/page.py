@@ -31,7 +31,6 @@ from pipeline.report.page.key_findings import (
     describe_missing,
     describe_setup,
     select_leading_numbers,
-    spell_next_step,
     summarize,
     write_answer,
 )
@@ -95,7 +94,7 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
 def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
     study, ordinary = content.study, [cell for cell in content.cells if not cell.has_stressor]
-    in_words = verdicts.describe_cases(content.cells, content.verdicts, content.winners)
+    in_words = [] if study.is_rehearsal else verdicts.describe_cases(content.cells, content.verdicts, content.winners)
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     # A picture without a figure tells nothing on the first screen.
     num_opening = 1 if any(cell.values for cell in content.cells) and not study.is_rehearsal else 0
@@ -111,8 +110,7 @@ def render(content: Content) -> str:
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
             numbers=select_leading_numbers(study, content.cells, content.verdicts),
-            blocks_in_words=f"{verdicts.BLOCKS_IN_WORDS[0].upper()}{verdicts.BLOCKS_IN_WORDS[1:]}",
-            next_step=spell_next_step(study, content.winners, content.verdicts),
+            next_step=_describe_next_step(content),
             summary=summarize(study, content.cells, content.winners),
             answer=[*write_answer(study, content.cells, content.winners), *in_words],
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
@@ -137,6 +135,14 @@ def render(content: Content) -> str:
         )
     )
     return strip_forbidden(text)
+
+
+def _describe_next_step(content: Content) -> str:
+    has_goal = "precision_goal_pct" in content.study.facts  # repeats=auto counts its blocks by itself
+    if content.study.is_rehearsal or has_goal or not verdicts.has_too_few_blocks(content.winners):
+        return ""
+    options = f"repeats={MIN_BLOCKS} resume=true"
+    return f"{verdicts.BLOCKS_IN_WORDS}; to settle what is open, add {options} to the command of the study"
 
 
 def _count_comparisons(verdicts: Sequence[Contrast]) -> str:

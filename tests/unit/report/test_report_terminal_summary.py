@@ -42,7 +42,7 @@ def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for
         "2 x a, MPS: 1.80 x serial (1 block). "
         "They take 0.56 of the time of one after another, each up to 1.11 times as long as alone.",
     )
-    assert (summary.fastest, summary.num_blocks) == ({"mps"}, 5)
+    assert (summary.fastest, summary.has_too_few_blocks) == ({"mps"}, True)
 
 
 def test_a_study_of_one_mode_says_what_each_number_of_jobs_gains_and_marks_only_with_a_star():
@@ -74,21 +74,13 @@ def test_figures_that_are_all_invalid_are_no_answer():
     )
 
 
-def test_more_blocks_are_suggested_only_if_they_can_settle_the_case():
-    assert summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99)))).num_blocks is None
-    near = [make_ended_group(group("a", sequential=True, block=block), 100.0) for block in range(1, 6)]
-    near += [
-        make_ended_group(group("a", "a", block=block), 50.0 * factor)
-        for block, factor in enumerate((1.04, 1.02, 1.05, 1.03, 0.99), 1)
-    ]
-    (sentence,) = summarize_study("test", near).sentences
-    needed = summarize_study("test", near).num_blocks
-    assert needed is not None and 5 < needed <= 20 and f"no verdict: about {needed} blocks are needed" in sentence
-    far = [
-        make_ended_group(group("a", "a", block=block), 50.0 * factor)
-        for block, factor in enumerate((1.5, 0.7, 1.4, 0.8, 1.1), 1)
-    ]
-    assert summarize_study("test", [*near[:5], *far]).num_blocks is None
+def test_more_blocks_are_suggested_only_below_those_of_a_verdict():
+    assert summarize_study("test", list(study(4))).has_too_few_blocks
+    assert not summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99)))).has_too_few_blocks
+    scattered = summarize_study("test", [row for row in study(5, noise=(0.7, 1.1)) if row.group.scenario != "mps"])
+    assert not scattered.has_too_few_blocks and "; no verdict: about" in scattered.sentences[0]
+    alone = [row for row in study(1) if row.group.scenario == "serial"]
+    assert not summarize_study("test", alone).has_too_few_blocks
 
 
 def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
