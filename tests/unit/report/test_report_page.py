@@ -25,7 +25,7 @@ from pipeline.report.page.key_findings import (
     summarize,
     write_answer,
 )
-from pipeline.report.page.page import Content, make_content, render
+from pipeline.report.page.page import Content, list_methods, list_provenance, make_content, render
 from pipeline.report.read.group_series import GroupSeries, JobSpan, Line, choose_group
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -346,6 +346,21 @@ def test_a_group_that_failed_is_missing_once() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
     failed = copies("mps", 2, 10.0, 2, result=Result.FAILED)
     assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in describe_missing(study(*rows, failed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "beginning"),
+    [(WindowKind.LOGGED, "Logged window: jobs end by themselves"), (WindowKind.WORK, "Work window: every job does")],
+)
+def test_methods_explain_what_the_study_used(kind: WindowKind, beginning: str) -> None:
+    rows = [copies("serial", 1, 10.0, window=kind), copies("naive", 2, 9.0, window=kind)]
+    methods = dict(list_methods(study(*rows)))
+    assert methods["Windows"].startswith(beginning) and "teady window" not in methods["Windows"]
+    assert "Utilisation" not in methods, "a CPU has no GRACT"
+    with_gract = copies("naive", 3, 9.0, window=kind, metrics={"gract_mean_ratio": 0.5})
+    assert dict(list_methods(study(*rows, with_gract)))["Utilisation"].startswith("GRACT")
+    changed = study(*(dataclasses.replace(row, facts=row.facts | {"program_changed": "true"}) for row in rows))
+    assert ("uncommitted changes of the scripts", ("true",)) in list_provenance(changed)
 
 
 def test_an_empty_study_is_a_page_that_says_so() -> None:
