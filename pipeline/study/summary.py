@@ -47,7 +47,8 @@ def show(
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
-    is_rehearsal = experiment.endswith(layout.REHEARSAL)
+    is_simulated = any(row.group.device.is_simulated for row in rows)
+    is_rehearsal = is_simulated or experiment.endswith(layout.REHEARSAL)
     shown = list(map(_drop_speeds, rows)) if is_rehearsal else rows
     # A reproduction has one group of a block, which allows no comparison.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
@@ -70,7 +71,7 @@ def _drop_speeds(row: GroupResult) -> GroupResult:
 
 
 def _describe_rehearsal(rows: Sequence[GroupResult], journals: Sequence[Journal]) -> str:
-    """Return `rehearsal: 7 of 7 groups ran; MIG was set up and undone 2 times; nothing to clean`."""
+    """Return `rehearsal on ...: 7 of 7 groups ran; set up and undone: MIG 2 times; nothing to clean; ...`."""
     ran = [row for row in rows if row.result is Result.OK]
     modes = Counter(mode_of(row.group.scenario) for row in ran)
     changes = [f"{mode.label} {format_count(modes[mode], 'time')}" for mode in modes if mode not in (SERIAL, NAIVE)]
