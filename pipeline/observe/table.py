@@ -39,13 +39,13 @@ _LAST_COLUMNS = (("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),)
 _RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown", "slowdown of latency"))
 _COMPARISONS = frozenset((*(key for _, key, _ in _RATIOS), normalisation.FAIRNESS))
 """Figures that an invalid row lacks, because it is in no comparison."""
-_UNREMARKABLE: Mapping[str, Callable[[float], bool]] = {
-    normalisation.FAIRNESS: lambda ratio: ratio >= 0.9,
-    "overlap_ratio": lambda ratio: ratio >= MIN_OVERLAP_RATIO,
-    "start_skew_ms": lambda skew_ms: skew_ms <= 100,
-    "orchestrator_cpu_pct": lambda share_pct: share_pct <= 10,
+_BAD: Mapping[str, Callable[[float], bool]] = {
+    normalisation.FAIRNESS: lambda ratio: ratio < 0.9,
+    "overlap_ratio": lambda ratio: ratio < MIN_OVERLAP_RATIO,
+    "start_skew_ms": lambda skew_ms: skew_ms > 100,
+    "orchestrator_cpu_pct": lambda share_pct: share_pct > 10,
 }
-"""Figures that have a column only if a row needs attention."""
+"""Figures that have a column only if that of a row needs attention."""
 _EXPENDABLE = ("on GPU after s", "window s", "epoch s", "makespan s")
 """Columns that a table wider than `_MOST_COLUMNS` leaves out first; those of listeners follow, the last one first."""
 _MOST_COLUMNS = 100
@@ -113,7 +113,9 @@ def format_table(
     energies = [(work_units.joules_per(unit), work_units.energy_of(unit), "{:.3g}") for unit in counted]
     other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
-    shown = [column for column in columns if any(_is_shown(row.metrics, column[1]) for row in rows)]
+    having = [column for column in columns if any(column[1] in row.metrics for row in rows)]
+    bad = {key for key, is_bad in _BAD.items() if any(key in row.metrics and is_bad(row.metrics[key]) for row in rows)}
+    shown = [column for column in having if column[1] in bad or column[1] not in _BAD]
     # These columns distinguish groups with equal names.
     facts = {
         "window": [blocks[0].group.window.text for blocks in groups],
@@ -131,10 +133,6 @@ def format_table(
     expendable = [*_EXPENDABLE, *reversed([title for title, *_ in _list_sampled_columns(fields)])]
     names, text = _fit(names, facts, counts | {"result": results} | figures, expendable)
     return "\n".join([*text, *_list_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
-
-
-def _is_shown(metrics: Mapping[str, float], key: str) -> bool:
-    return key in metrics and not (key in _UNREMARKABLE and _UNREMARKABLE[key](metrics[key]))
 
 
 def _fit(

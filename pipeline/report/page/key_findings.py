@@ -69,7 +69,15 @@ def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner])
     if not study.rows:
         return ["There is no result yet."]
     company = effects.summarize_other_gpus(effects.compare_other_gpus(study, cells))
-    return [*company, *describe_fractions(cells), *_describe_sharing(study, cells, winners)]
+    clauses = describe_mixes(cells)
+    if clauses:
+        clauses[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
+    if not any(winner.degree > 1 for winner in winners):
+        loads = "; ".join(describe_effects(list_effects(study, cells)))
+        finding = _describe_services(cells) or _describe_mig(cells) or loads
+        clauses = clauses or [finding or "no group of several jobs has a figure and a baseline"]
+        clauses[0] = f"{_on(study)}{clauses[0]}"
+    return [*company, *describe_fractions(cells), *(f"{_capitalise(clause)}." for clause in clauses)]
 
 
 def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> str:
@@ -98,22 +106,6 @@ def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
     reason = next((reason for cell in cells if (reason := cell.reason or "; ".join(cell.invalid[:1]))), "")
     example = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
     return f"{_on(study)}no group has a valid result: {join_words(parts)}{example}."
-
-
-def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    mixed = describe_mixes(cells)
-    if mixed:
-        mixed[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
-    on = _on(study)
-    if any(winner.degree > 1 for winner in winners):  # `describe_cases` describes them
-        return [f"{_capitalise(clause)}." for clause in mixed]
-    if mixed:
-        return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
-    if clause := _describe_services(cells) or _describe_mig(cells):
-        return [f"{on}{clause}."]
-    if effects := describe_effects(list_effects(study, cells)):
-        return [f"{on}{'; '.join(effects)}."]
-    return [f"{on}no group of several jobs has a figure and a baseline."]
 
 
 def _describe_services(cells: Sequence[Cell]) -> str:

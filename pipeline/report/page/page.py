@@ -253,18 +253,18 @@ _WINDOWS = {
     WindowKind.LOGGED: "Logged window: jobs end by themselves, and print or log their speed. It is measured while all "
     f"jobs log it, so without start-up. {_SUM}",
 }
-_OF_THE_GPU = ("gract_", "smact_", "power_", "energy_")
-_UTILISATION = (
-    "GRACT: share of time with a resident kernel. SMACT: share of multiprocessors with a resident warp. Power, energy "
-    "and clocks are those of the whole GPU, also under MIG."
-)
 
 
 def list_methods(study: Study) -> list[tuple[str, str]]:
     """Return headings and texts on the sharing modes of a study and on the evaluation of its runs."""
     modes = sorted({row.sharing for row in study.rows if row.sharing.description}, key=lambda mode: mode.order)
     descriptions = "; ".join(f"{mode.label}: {mode.description}" for mode in modes)
-    has_gpu_figures = any(name.startswith(_OF_THE_GPU) for row in study.rows for name in row.metrics)
+    of_the_gpu = ("gract_", "smact_", "power_", "energy_")
+    has_gpu_figures = any(name.startswith(of_the_gpu) for row in study.rows for name in row.metrics)
+    utilisation = (
+        "GRACT: share of time with a resident kernel. SMACT: share of multiprocessors with a resident warp. Power, "
+        "energy and clocks are those of the whole GPU, also under MIG."
+    )
     return [
         *([("Sharing modes", f"{descriptions}.")] if descriptions else []),
         (
@@ -295,7 +295,7 @@ def list_methods(study: Study) -> list[tuple[str, str]]:
             "Groups that ran out of memory, were skipped, failed or computed wrong results are shown with this outcome "
             "instead of a rank. A quantity that was not measured is missing, not zero.",
         ),
-        *([("Utilisation", _UTILISATION)] if has_gpu_figures else []),
+        *([("Utilisation", utilisation)] if has_gpu_figures else []),
     ]
 
 

@@ -165,20 +165,6 @@ def test_a_mark_that_groups_share_is_one_line():
     )
 
 
-def test_a_rehearsal_has_results_and_memory_and_no_speeds_and_no_marks():
-    metrics = {"throughput_total_samples_per_s": 100.0, normalisation.SPEEDUP: 3.1, "memory_peak_mib": 1024.0}
-    tags = {"collocation.flag": "a job made 3 steps", "collocation.invalid": "overlap 0.9 is below 0.95"}
-    row = GroupResult(group=group("a", "a"), result=Result.OK, reason="", metrics=metrics, tags=tags)
-    failed = GroupResult(group=group("b"), result=Result.OOM, reason="job 0-b: out of memory")
-    lines = [re.split("  +", line) for line in format_table([row, failed], FIELDS, is_rehearsal=True).splitlines()]
-    assert lines == [
-        ["group", "result", "GPU MiB"],
-        ["naive-a+a", "ok", "1024"],
-        ["naive-b", "oom", "-"],
-        ["naive-b: job 0-b: out of memory"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("tags", "is_simulated", "line"),
     [
