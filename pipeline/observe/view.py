@@ -56,7 +56,9 @@ class PlainView:
                 reason = f"same reason as {self._skipped[reason]}"
             else:
                 self._skipped[reason] = row.group.display_name
-        say(f"    {format_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
+        is_simulated = row.group.device.is_simulated
+        line = format_line(row.result, reason, row.metrics, marks=row.marks, is_simulated=is_simulated, is_brief=True)
+        say(f"    {line} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.display_name}")

@@ -20,6 +20,7 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
+from pipeline.clean.journal import Journal
 from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import endings, phases
 from pipeline.observe.baseline_comparison import Comparison
@@ -318,7 +319,9 @@ class StudyRun:
                 sys.stdout.writelines(f"{line}\n" for line in answer)
             elif self.rows:
                 # rows are still being sent
-                summary.show(self.plan.experiment, self._list_latest_rows(), self.request.reproduction)
+                journals = [Journal(Path(self.config.gpu.lock_dir), device.uuid) for device in self.plan.devices]
+                rows, invocation = self._list_latest_rows(), self.request.invocation
+                summary.show(self.plan.experiment, rows, invocation, self.request.reproduction, journals)
         finally:
             self._send_pending()
         if self.rows:

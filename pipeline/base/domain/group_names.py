@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE
+from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE, PARAM
 
 FLAG = "flags."
 """Prefix of the params that record the `workload.flags` of a script."""
@@ -28,6 +28,8 @@ _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that distinguishes environments. Names omit it, because a digest means nothing to a reader."""
+_LEAST_TELLING = (PARAM, "run_in", ENVIRONMENT)
+"""Params that distinguish programs only if no other does, in this order: none changes the computation by itself."""
 _PROFILER, _SIZE_PROFILE = "profiler", "size_profile"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 """A needless decimal of the project's numbers, such as a rate of 50.0; flags of a script are not changed."""
@@ -97,6 +99,16 @@ def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
         for key in sorted({key for params in sets for key in params})
         if len({params.get(key) for params in sets}) > 1
     ]
+
+
+def find_telling_keys(programs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys that differ between the maps, without those of `_LEAST_TELLING` that are not needed."""
+    differing_keys = find_differing_keys(programs)
+    for number in range(len(_LEAST_TELLING) + 1):
+        keys = [key for key in differing_keys if key not in _LEAST_TELLING[number:]]
+        if len({tuple(params.get(key) for key in keys) for params in programs}) == len(programs):
+            break
+    return keys
 
 
 def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
@@ -204,7 +216,8 @@ def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
     # The name of a size already identifies its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
-    keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
+    telling_keys = find_telling_keys(list(facts.values()))
+    keys = [key for key in dict.fromkeys([*flags, *telling_keys]) if key != ENVIRONMENT]
     options = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
     if len(options) > 1 and max(len("-".join(_format_options(params))) for params in options.values()) > _MANY:
         values = {key: Counter(params.get(key) for params in options.values()).most_common(1)[0] for key in keys}

@@ -32,6 +32,7 @@ FACTS = {
     "git_commit": "git commit",
     "git_changed": "uncommitted changes",
     "program_commit": "commit of the scripts",
+    "program_changed": "uncommitted changes of the scripts",
     "plan": "plan",
     "precision_goal_pct": "precision goal of repeats=auto (%)",
     "seed": "seeds",

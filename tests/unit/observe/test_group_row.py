@@ -470,8 +470,8 @@ def machine(busy, idle, *jobs) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "mark"),
     [
-        (machine(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
-        (machine(2, 0, (60, 10), (60, 30)), "job 1-b waited for a CPU for 30 % of the time while other programs"),
+        (machine(2, 0, (30, 60), (30, 70)), "a job waited for a CPU for 70 % of the time"),
+        (machine(2, 0, (60, 10), (60, 30)), "a job waited for a CPU for 30 % of the time while other programs"),
         (machine(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
         (machine(9, 7, (30, 60), (30, 70)), None),  # CPUs are idle: a quota or pinning, and no other program
         (machine(2, 0, (60, 5), (60, 5)), None),
@@ -489,7 +489,7 @@ def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_
 def test_a_rate_of_few_steps_is_noted(tmp_path):
     alone = group("a")
     row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 12, 1, 10), told_ns=11 * S))
-    assert row.tags["collocation.flag"] == "job 0-a made 10 steps in the window; raise window.seconds"
+    assert row.tags["collocation.flag"] == "a job made 10 steps in the window; raise window.seconds"
 
 
 def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path):
@@ -513,7 +513,7 @@ def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_en
         tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 9, 0.1, 4), told_ns=int(end_s * S)), samples=samples
     )
     assert row.metrics["window_s"] == pytest.approx(end_s - 3)
-    few = "" if has_energy else "job 0-a made 15 steps in the window; raise window.most_s"
+    few = "" if has_energy else "a job made 15 steps in the window; raise window.most_s"
     assert row.marks.note == few
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(40)
     assert row.metrics["memory_peak_mib"] == 7 and row.marks.invalid == ""

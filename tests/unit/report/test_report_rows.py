@@ -20,7 +20,7 @@ from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.contrasts import Contrast, compare_modes
 from pipeline.report.evaluate.verdicts import winners
-from pipeline.report.page.key_findings import describe_setup, write_answer
+from pipeline.report.page.key_findings import describe_setup, summarize
 from pipeline.report.read import rows
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row
@@ -260,8 +260,8 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
         f"device {GPU.name}",
     }
     assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(two_model_study))
-    sentences = write_answer(two_model_study, make_cells(two_model_study), winners(make_cells(two_model_study), judged))
-    assert sentences[-1] == "2 complete blocks of each GPU model; intervals need 3, verdicts 5."
+    sentence = summarize(two_model_study, make_cells(two_model_study), winners(make_cells(two_model_study), judged))
+    assert sentence.endswith(" (2 complete blocks of each GPU model).")
     assert [row[:4] for row in table_of("blocks", two_model_study).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]
