@@ -304,6 +304,7 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
     plan, is_training = schedule.read_plan(tmp_path / "plan.json")
     assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
+    assert plan.details == {"groups_per_gpu": [len(plan.deployment.gpus)]}
     groups = group_gpus(plan)
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
     ran = []
