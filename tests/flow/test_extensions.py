@@ -256,8 +256,8 @@ ADDED = {
         {},
         {
             "pipeline/report/evaluate/metrics.py": {
-                "_ALL = (\n": FORMULA,
-                '    _make_share(name="overlap_ratio"': METRIC,
+                "_ALL = (\n": f"{FORMULA}\n\n",
+                '    _make_share(name="overlap_ratio"': f"{METRIC.rstrip()},\n",
             }
         },
     ),
