@@ -37,13 +37,13 @@ _WHOLE = 100
 
 @dataclass(frozen=True, slots=True)
 class NodeGpu:
-    """A GPU of a node: its index, and the numbers and contents of its groups in the plan."""
+    """A GPU of a node: its index, and its groups with their positions in the plan."""
 
     index: int
     groups: tuple[tuple[int, Gpu], ...]
 
     def count_profiles(self, source: str) -> Counter[str]:
-        """Count the instances for all groups; ConfigError if the GPU cannot have them at the same time."""
+        """Return the instances that suffice for every group; ConfigError if the GPU cannot have them at one time."""
         gpus = [gpu for _, gpu in self.groups]
         counts = [Counter(instance.profile for instance in gpu.instances if instance.profile) for gpu in gpus]
         needed = functools.reduce(operator.or_, counts)
@@ -52,7 +52,7 @@ class NodeGpu:
             profiles = [layouts.resolve(mig, profile) for profile in needed.elements()]
             if any(gpu.mode != "mig" for gpu in gpus) or layouts.place(mig, profiles) is None:
                 raise ConfigError(
-                    f"{source}: the groups of GPU {self.index} need other MIG layouts; plan with --modes mps_percent"
+                    f"{source}: GPU {self.index} changes its MIG layout between groups; plan with --modes mps_percent"
                 )
         return needed
 
@@ -89,17 +89,17 @@ def format_slurm(plan: Plan, name: str, source: str, gpus_per_node: int | None) 
             groups = [[*_list_requests(number, group, rates, source)] for number, group in gpu.groups]
             profiles = gpu.count_profiles(source) or {_name_type(gpu.groups[0][1]): 1}
             total.update({f"{_GPU}:{profile}": count for profile, count in profiles.items()})
-            for kind, least in ((_MPS, _WHOLE), (_SHARD, 0)):
-                most = max(sum(request.count for request in group if request.kind == kind) for group in groups)
-                if kind == _MPS and most > _WHOLE:
+            for kind, minimum in ((_MPS, _WHOLE), (_SHARD, 0)):
+                requested = max(sum(request.count for request in group if request.kind == kind) for group in groups)
+                if kind == _MPS and requested > _WHOLE:
                     raise ConfigError(
-                        f"{source}: the MPS shares of GPU {gpu.index} add up to {most} %, but Slurm grants {_WHOLE} %; "
+                        f"{source}: the MPS shares of GPU {gpu.index} sum to {requested} %, but Slurm grants {_WHOLE}; "
                         "use --as dra"
                     )
-                if most:
+                if requested:
                     kinds.add(kind)
-                    total[kind] += max(most, least)
-                    node_lines.append(f"Name={kind} Count={max(most, least)} File=/dev/nvidia{gpu.index}")
+                    total[kind] += max(requested, minimum)
+                    node_lines.append(f"Name={kind} Count={max(requested, minimum)} File=/dev/nvidia{gpu.index}")
             commands += _submit(groups)
         gres = ",".join(f"{kind}:{count}" for kind, count in total.items())
         lines += [f"# slurm.conf: NodeName={node} Gres={gres}"]
@@ -111,15 +111,15 @@ def _list_nodes(plan: Plan, name: str, source: str, gpus_per_node: int | None) -
     """Return the GPUs of each node in the order of their indexes."""
     numbered = enumerate(plan.deployment.gpus)
     lengths = plan.details.get(GROUPS_PER_GPU) or [1] * len(plan.deployment.gpus)
-    in_turn = [groups for length in lengths if (groups := tuple(itertools.islice(numbered, length)))]
-    if not in_turn:
+    gpu_groups = [groups for length in lengths if (groups := tuple(itertools.islice(numbered, length)))]
+    if not gpu_groups:
         raise ConfigError(f"{source}: has no GPU; export a plan with GPUs")
     if gpus_per_node is not None and gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1; write the number of GPUs of a node")
-    indexes = _list_indexes([groups[0][1] for groups in in_turn], source)
+    indexes = _list_indexes([groups[0][1] for groups in gpu_groups], source)
     per_node = gpus_per_node or max(indexes) + 1
     nodes: dict[str, list[NodeGpu]] = defaultdict(list)
-    for index, groups in sorted(zip(indexes, in_turn, strict=True), key=operator.itemgetter(0)):
+    for index, groups in sorted(zip(indexes, gpu_groups, strict=True), key=operator.itemgetter(0)):
         node, device = divmod(index, per_node)
         nodes[name if max(indexes) < per_node else f"{name}-{node + 1}"].append(NodeGpu(device, groups))
     return nodes

@@ -275,7 +275,12 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 jobs are too many; plan at most 100000"),
         ("jobs: [{name: a, work: 5}]", ["--driver-branch", "-3"], 2, "--driver-branch -3: must be above 0"),
-        ("jobs: [{name: a, work: 5}]", ["--gpu", "simulated_a100_80gb"], 2, "p.csv: has no row of a100_80gb; choose --gpu h100_80gb, or"),
+        (
+            "jobs: [{name: a, work: 5}]",
+            ["--gpu", "simulated_a100_80gb"],
+            2,
+            "has no row of a100_80gb; choose --gpu h100_80gb",
+        ),
         ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "unknown mode mpss"),
         ("jobs: [{name: a, work: 5}]", ["--objective", "energy"], 1, "no plan: a: the profile has no energy of a"),
     ],

@@ -99,7 +99,7 @@ def test_a_plan_is_lines_of_slurm_and_a_command_for_each_job(tmp_path: Path, cap
         ),
         (
             replace(LIMITED, instances=(instance(None, None, "a", processes=2, share_pct=60.0),)),
-            "the MPS shares of GPU 0 add up to 120 %, but Slurm grants 100 %; use --as dra",
+            "the MPS shares of GPU 0 sum to 120 %, but Slurm grants 100; use --as dra",
         ),
         (Gpu(model=H100, instances=(instance("1g.10gb+me", 0),)), "Slurm does not tell 1g.10gb+me from 1g.10gb"),
     ],
@@ -113,7 +113,7 @@ def test_groups_in_turn_need_one_layout(tmp_path: Path, capsys) -> None:
     whole = Gpu(model=H100, instances=(instance("7g.80gb", 0),))
     plan = replace(plan_of(whole, small), details={GROUPS_PER_GPU: [2]})
     for kind in ("slurm", "mig-parted"):
-        assert "the groups of GPU 0 need other MIG layouts" in refuse(tmp_path, capsys, plan, kind)
+        assert "GPU 0 changes its MIG layout between groups" in refuse(tmp_path, capsys, plan, kind)
     large = Gpu(model=H100, instances=(instance("3g.40gb", 0),))
     assert export(tmp_path, replace(plan_of(large, small), details={GROUPS_PER_GPU: [2]}), "slurm") == 0
     assert read_lines(capsys.readouterr().out, "slurm.conf")[1] == "NodeName=mine Gres=gpu:3g.40gb:1,gpu:1g.10gb:2"
