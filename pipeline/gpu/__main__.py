@@ -153,7 +153,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         "killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
+    models = ", ".join(mig_table.SIMULATED + name for name in mig_table.models())
 
     def add(
         answer: Callable[[argparse.Namespace], CommandAnswer],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import rehearsal
+from pipeline.base.domain.config_choices import make_simulated_gpus
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
@@ -26,7 +27,7 @@ from tests.support.rows import EndedProcess, group
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 
 
-CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
+CHOICES = sorted(make_simulated_gpus())
 
 
 SIMULATED = dataclasses.replace(GPU, kind="simulated")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.system import entry_points, user_command
-from pipeline.base.system.paths import list_choices
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
 from pipeline.report.evaluate.cells import label_cases
