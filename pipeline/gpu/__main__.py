@@ -110,14 +110,8 @@ def _check(arguments: argparse.Namespace) -> CommandAnswer:
 def _accept(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu.acceptance import acceptance_command
 
-    return acceptance_command.accept_mig(
-        acceptance_command.AcceptanceRequest(
-            target=_read_request(arguments),
-            out=Path(arguments.out),
-            only=() if arguments.only is None else arguments.only.split(","),
-            driver=arguments.driver,
-        )
-    )
+    only = () if arguments.only is None else arguments.only.split(",")
+    return acceptance_command.accept_mig(_read_request(arguments), Path(arguments.out), only, arguments.driver)
 
 
 def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
