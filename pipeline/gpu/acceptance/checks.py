@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
 from subprocess import DEVNULL, Popen
@@ -448,16 +449,21 @@ def _run_child(board: MigBoard, action: Action, number: int, *, is_during: bool)
     earlier = {step.step_id for step in board.journal.read_steps()}
     arguments = (board, action, number, os.getpid(), is_during)
     child = multiprocessing.get_context("fork").Process(target=_die_at, args=arguments)
-    try:
+    with UndoStack() as stack:
+        stack.callback(_end_child, board, child, earlier)
         child.start()
         child.join()
-    finally:  # also if an interrupt comes before its end
+    return child.exitcode
+
+
+def _end_child(board: MigBoard, child: BaseProcess, earlier: set[str]) -> None:
+    """End the child if an interrupt came before its end, and undo its steps."""
+    if child.pid is not None:
         child.kill()
         child.join()
-        for step in reversed(board.journal.read_steps()):
-            if step.step_id not in earlier:
-                board.journal.undo(step)
-    return child.exitcode
+    for step in reversed(board.journal.read_steps()):
+        if step.step_id not in earlier:
+            board.journal.undo(step)
 
 
 def _die_at(board: MigBoard, action: Action, number: int, parent: int, is_during: bool) -> None:
