@@ -453,7 +453,7 @@ def read_recorded_groups(groups: Sequence[Group], root: Path, **facts: str) -> l
         record = dataclasses.replace(record, run_id=run_id, start_ns=record.start_ns + len(records), result=Result.OK)
         records.append(record)
     is_any_environment = bool(facts.get("accepts_environment")) and len(records) > 1
-    optional_rows = [rows._make_row(record, "store", is_any_environment=is_any_environment) for record in records]
+    optional_rows = [rows.make_row(record, "store", is_any_environment=is_any_environment) for record in records]
     return [row for row in optional_rows if row is not None]
 
 
