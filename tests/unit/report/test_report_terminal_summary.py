@@ -11,7 +11,6 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.report.read.result_rows import make_study_of_results
 from pipeline.report.terminal_summary import summarize_study
 from tests.support.rows import group
 
@@ -49,15 +48,6 @@ def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
     (sentence,) = summary.sentences
     assert sentence.startswith("2 x a: MPS is fastest, 1.80 x serial (1.7")
     assert summary.fastest == {"mps"}
-
-
-def test_a_row_of_an_ended_study_has_its_co_runners_apart():
-    pair = group("a", "b")
-    measured, co_runner = pair.jobs
-    pair = dataclasses.replace(pair, jobs=(measured, dataclasses.replace(co_runner, is_co_runner=True)))
-    (row,) = make_study_of_results("test", [make_ended_group(pair, 60.0)]).rows
-    assert [[job.label for job in jobs] for jobs in (row.jobs, row.co_runner_jobs)] == [["a"], ["b"]]
-    assert (row.key, row.run_id, row.result) == (pair.key, pair.digest, Result.OK)
 
 
 def test_one_mode_a_marked_one_and_one_that_was_rehearsed_are_not_called_fastest():
