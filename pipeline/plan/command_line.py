@@ -26,10 +26,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.system import entry_points, interrupts, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.paths import config_folders, list_choices
+from pipeline.base.system.paths import config_folders
 from pipeline.base.system.secrets import mask_text
 from pipeline.plan import option_loader, override_remedy, overrides
 

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from pipeline.base.domain.config_choices import make_simulated_gpus
 from pipeline.base.domain.records import Limits
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import locks, paths
@@ -334,6 +335,8 @@ def register() -> None:
         for name, node in KINDS.items():
             store.store(group="schema", name=name, node=node)
             open_maps(store.repo["schema"][f"{name}.yaml"].node)  # in place: a copy is slow
+        for name, settings in make_simulated_gpus().items():
+            store.store(group="gpu", name=name, node=settings)
         _registered.append(Config)
 
 

@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, mode_of
 from pipeline.base.system import entry_points, user_command
 from pipeline.base.system.host_info import CPU_PREFIX
-from pipeline.base.system.paths import DEFAULT_ROOT, list_choices
+from pipeline.base.system.paths import DEFAULT_ROOT
 from pipeline.base.system.words import format_list
 from pipeline.planner.results.advice import SPEED, Advice, Answer
 from pipeline.record.store import content, portable_paths

@@ -126,7 +126,7 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     # Programs are identified without their packages if the user accepted other environments.
     is_any_environment = any(group.facts.get("accepts_environment") == "true" for group in groups)
     for group in groups:
-        yield _make_row(paths.mask_record(group), store, is_any_environment=is_any_environment)
+        yield make_row(paths.mask_record(group), store, is_any_environment=is_any_environment)
 
 
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
@@ -179,7 +179,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     )
 
 
-def _make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool) -> Row | None:
+def make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool) -> Row | None:
     """Make a row of a group, without distinguishing labels; return `None` if the group has no result."""
     if group.result is None or not group.digest or not group.jobs:
         return None
