@@ -158,9 +158,8 @@ def _explain_in_file(cause: OmegaConfBaseException, file: str) -> str:
     key = str(cause.full_key or cause.key or "")
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         group, _, name = key.rpartition(".")
-        target = next(
-            (cause.parent_node.get(word) for word in ("_target_", "options") if word in cause.parent_node), ""
-        )
+        schema = cause.parent_node if isinstance(cause.parent_node, DictConfig) else {}
+        target = schema.get("_target_") or schema.get("options")
         if target and group == file.rpartition("/")[0]:
             folder = "" if group == "workload" else f"{group}/"
             return (

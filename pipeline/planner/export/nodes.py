@@ -81,7 +81,9 @@ def format_slurm(plan: Plan, name: str, source: str, gpus_per_node: int | None) 
     Raises:
         ConfigError: `format_mig_parted` would raise it, or Slurm has no resource for a share of a GPU.
     """
-    rates, kinds, lines, commands = deal_rates(plan), {_GPU}, [], []
+    rates, kinds = deal_rates(plan), {_GPU}
+    lines: list[str] = []
+    commands: list[str] = []
     for node, gpus in _list_nodes(plan, name, source, gpus_per_node).items():
         total: Counter[str] = Counter()
         node_lines = ["AutoDetect=nvml"]
