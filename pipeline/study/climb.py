@@ -139,6 +139,9 @@ class Climb:
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
         yield f"{blocks} on {device.name}; ranges are 95 % intervals, which need 3 blocks."
+        if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
+            reason = textwrap.shorten(invalid[0], 120)
+            yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."
         if device.is_simulated:
             yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
         elif not is_gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,18 @@ def test_a_full_device_is_left_to_one_job_at_a_time():
     text = " ".join(climb.answer(rows, ["run.py"]))
     assert text.startswith("Run one job at a time; sharing gains nothing.") and "run it:" not in text
     assert len(rows) < 20
+
+
+def test_disturbed_groups_are_counted_and_lead_nothing():
+    curves = {"naive": (1, 1.5, 1.9, 1.8)}
+    _, rows = search(curves, Machine(curves, 0, noise=0.0))
+    disturbed = {2: {"collocation.invalid": "a job waited for a CPU"}}
+    marked = [replace(row, tags=disturbed.get(len(row.group.jobs), {})) for row in rows]
+    climb = Climb("test", plan(curves), 10)
+    text = "\n".join(climb.answer(marked, ["run.py"]))
+    num_marked = sum(len(row.group.jobs) == 2 for row in rows)
+    assert text.startswith("Run 3 copies side by side (naive): 1.90 times") and "\n   2  invalid\n" in text
+    assert f"{num_marked} of {len(rows)} groups are invalid: a job waited for a CPU." in text
 
 
 def test_rows_without_a_speed_up_give_no_answer_but_a_reason():

@@ -198,7 +198,8 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
         if (cell.mode, cell.degree) != (choice.mode, number):
             continue
         if cell in recommendation.without_figure:
-            yield f"{subject}: {cell.reason or cell.finding.value}."
+            if not cell.is_wholly_invalid:
+                yield f"{subject}: {cell.reason or cell.finding.value}."
         else:
             ratio = _compare(cell, choice)
             gain = "adds nothing" if ratio.median <= 1 + MARGIN else f"adds {100 * (ratio.median - 1):.0f} %"
@@ -241,7 +242,8 @@ def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float
     if cell is None:
         return ""
     if cell in recommendation.without_figure:
-        return "out of memory" if cell.finding is Result.OOM else cell.finding.value
+        finding = "invalid" if cell.is_wholly_invalid else cell.finding.value
+        return "out of memory" if cell.finding is Result.OOM else finding
     bar = "▏▎▍▌▋▊▉█"
     eighths = max(1, round(_speedup(cell) / most * 64))
     mark = " <" if cell is recommendation.choice else ""
