@@ -76,10 +76,7 @@ _IMPORTING_TORCH = {
         "canary",
         "image_data",
         "infer",
-        "micro",
-        "published",
         "stressor",
-        "text_models",
         "train_text",
         "train_timm",
     )

@@ -1,16 +1,23 @@
-"""Options of programs, as plans have them."""
+"""Options of programs, scripts and stressors as plans have them, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import DeviceFacts
+from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
+from pipeline.plan import config_reader
+from pipeline.plan.job_entries import refuse_unread
 from pipeline.plan.option_loader import join
 from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.prepare.env import current
@@ -184,3 +191,252 @@ def test_fp8_is_refused_on_a_gpu_without_it():
 def test_particles_have_four_or_six_dimensions(make_plan):
     with pytest.raises(ConfigError, match="must be one of 4, 6"):
         make_plan(["workload=particles", "degree=1", "workload.dimensions=5"])
+
+
+PATTERN = 'workload.metric_pattern="([0-9.]+) samples/s"'
+
+
+@pytest.fixture
+def plan_script(make_plan, tmp_path, monkeypatch):
+    """Plan one group of a script."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return lambda *overrides: make_plan(["workload=script", "workload.script=train.py", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate", "kind"),
+    [
+        ([], RateSource(), WindowKind.WORK),
+        (["workload.samples=9"], RateSource(samples=9), WindowKind.WORK),
+        (["workload.metric=a/b", "workload.work_unit=steps"], RateSource(metric="a/b"), WindowKind.LOGGED),
+        ([PATTERN], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.LOGGED),
+        ([PATTERN, "window=work"], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.WORK),
+    ],
+)
+def test_where_samples_per_second_come_from_decides_the_window(plan_script, overrides, rate, kind):
+    plan = plan_script(*overrides)
+    (group,) = plan.groups
+    assert group.jobs[0].workload.rate == rate
+    assert group.window.kind is kind
+    assert ("with start-up" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in overrides)
+    assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unit"),
+    [
+        ([], ""),
+        ([PATTERN], ""),
+        (["workload.samples=9"], "samples"),
+        ([PATTERN, "workload.metric_unit=ms_per_step"], "steps"),
+        ([PATTERN, "workload.metric_unit=per_day", "workload.work_unit=ns"], "ns"),
+        ([PATTERN, "workload.metric_unit=ns_per_day", "workload.work_unit=us"], "us"),
+    ],
+)
+def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, overrides, unit):
+    workload = plan_script(*overrides).groups[0].jobs[0].workload
+    assert workload.work_unit == unit
+    assert dict(workload.params).get("work_unit", "") == unit
+
+
+def test_what_a_script_is_measured_by_makes_another_group(plan_script):
+    plans = [plan_script(*overrides) for overrides in ([], ["workload.samples=9"], ["workload.run_in=job_folder"])]
+    assert len({plan.groups[0].digest for plan in plans}) == 3
+    assert [plan.groups[0].jobs[0].workload.is_in_own_folder for plan in plans] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["workload.args=['--out={outdir}']"], r"\{outdir\} is not a placeholder"),
+        (["workload.samples=9", "workload.metric=a"], "samples and metric both set"),
+        (["workload.samples=0"], "at least 1"),
+        (["workload.metric=' '"], "metric is empty"),
+        (["workload.metric=train/speed"], "the number has no unit of work; set workload.work_unit"),
+        (["workload.metric=its_per_s", "workload.work_unit=samples"], "counts iterations, not samples"),
+        ([PATTERN, "workload.metric_unit=ms_per_step", "workload.work_unit=samples"], "counts steps, not samples"),
+        (["workload.metric_pattern='(a'"], "not a regular expression"),
+        (["workload.metric_pattern='a'"], "has 0 groups"),
+        (["window.kind=LOGGED"], "window=work"),
+    ],
+)
+def test_options_that_a_script_cannot_have_are_refused(plan_script, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_script(*overrides)
+
+
+DOCKER = "docker run --rm --gpus all image python train.py"
+HANDED_ON = 'DEVICE=$CUDA_VISIBLE_DEVICES\ndocker run --ipc=host \\\n  --gpus "device=$DEVICE" image python train.py\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (DOCKER, "gets neither the job's device nor its MPS server.* env=apptainer"),
+        (f"/usr/bin/time {DOCKER.replace('docker', '/opt/bin/podman')}", "neither the job's device"),
+        (f'bash -c "cd x && {DOCKER}"', "neither the job's device"),
+        ("bash bare.sh", "neither the job's device"),
+        ("singularity exec train.sif python train.py", "add --nv"),
+        ("apptainer run --nv --cleanenv train.sif python train.py", "clear the variables"),
+        ("apptainer exec --nv -e train.sif python train.py", "clear the variables"),
+        ("singularity exec --nv -C train.sif python train.py", "clear the variables"),
+        ("apptainer exec --nv train.sif python train.py -e 3", None),
+        ('python docker_train.py --note "see docker run docs"', None),
+        ("srun --gpus=1 python train.py", "hydra/launcher=slurm"),
+        ("conda run -n mine python train.py", None),
+        ("apptainer run --nv train.sif python train.py", None),
+        ("python docker_train.py run fast", None),
+        ("bash handed_on.sh", None),
+        ("bash commented.sh", None),
+        ("bash pipe.sh", None),
+    ],
+)
+def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare.sh").write_text(f"#!/bin/bash\n# $CUDA_VISIBLE_DEVICES\n{DOCKER}\n")
+    (tmp_path / "handed_on.sh").write_text(HANDED_ON)
+    (tmp_path / "commented.sh").write_text(f"#!/bin/bash\npython train.py  # was: {DOCKER}\n")
+    os.mkfifo(tmp_path / "pipe.sh")
+    (tmp_path / "docker_train.py").write_text("")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("docker", "singularity", "apptainer", "srun", "conda"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    script, args = user_command.parse_program(shlex.split(command), "the command line")
+    overrides = [
+        "workload=script",
+        f"workload.script={script}",
+        user_command.make_override("workload.args", shlex.join(args)),
+    ]
+    if words is None:
+        assert make_plan(overrides, device=GPU)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            make_plan(overrides, device=GPU)
+        assert make_plan(overrides)
+
+
+def test_rates_are_not_read_from_output_that_conda_keeps_until_its_end(plan_script):
+    buffered_words = ["workload.script=bash", "workload.args='-c \"cd x; conda run -n mine python train.py\"'"]
+    streamed = [word.replace("conda run", "conda run --live-stream") for word in buffered_words]
+    assert plan_script(*streamed, PATTERN)
+    with pytest.raises(ConfigError, match=r"conda run prints the output at its end.*--no-capture-output"):
+        plan_script(*buffered_words, PATTERN)
+
+
+STRESSOR = ["workload=stressor", "degree=1", "baseline=never"]
+BESIDE = ["+workload@sizes.stressor=stressor", "sizes.stressor.resource=host_cores", "mix=[workload,stressor]"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["workload.dial=1.01"], r"dial=1\.01 must be from 0 to 1"),
+        (["workload.dial=-1"], "dial=-1.* must not be negative"),
+        (["workload.dial=nan"], "dial=nan must be finite"),
+        (
+            ["workload.resource=l2"],
+            "resource=l2 needs a GPU, .*; use gpu=simulated_h100_80gb dry_run=true .*rehearse=tiny",
+        ),
+    ],
+)
+def test_what_a_cpu_cannot_run_is_refused_in_one_line(make_plan, overrides, why):
+    options = [*STRESSOR, "workload.resource=host_cores", *overrides]
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_plan(options)
+    assert "\n" not in str(refused.value)
+
+
+def test_tensor_cores_need_a_gpu_that_has_them(make_plan):
+    options = [*STRESSOR, "workload.resource=tensor_cores"]
+    for_ampere = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(8, 0)))
+    assert len(make_plan(options, device=for_ampere).groups) == 1
+    with pytest.raises(ConfigError, match=r"needs compute capability 8\.0, but .* has 7\.5"):
+        make_plan(options, device=dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(7, 5))))
+
+
+def test_a_mix_has_the_workload_and_the_stressor_and_a_baseline_of_each(make_plan):
+    together, *alone = make_plan([*BESIDE, "sizes.stressor.dial=0.5"], is_sweep=True).groups
+    groups = sorted((together, *alone), key=lambda group: group.degree)
+    assert [group.job_names for group in groups] in (
+        ["tiny", "stressor", "tiny+stressor"],
+        ["stressor", "tiny", "tiny+stressor"],
+    )
+    stressor = groups[-1].jobs[1]
+    params = dict(stressor.workload.params)
+    assert (params["resource"], params["dial"], stressor.name) == ("host_cores", "0.5", "1-stressor")
+
+
+def test_a_stressor_beside_a_script_is_a_co_runner_with_a_baseline_in_a_steady_window(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    groups = make_plan(user_command.make_overrides([*BESIDE, "--", str(script)]), is_sweep=True).groups
+    pair = next(group for group in groups if group.has_co_runners)
+    assert [job.workload.name for job in pair.measured] == ["train"] and pair.window.kind is WindowKind.WORK
+    (stressor,) = (job.workload for job in pair.jobs if job.is_co_runner)
+    alone = {group.jobs[0].workload.digest: group.window.kind for group in groups if group.sequential}
+    assert alone == {stressor.digest: WindowKind.STEADY, pair.measured[0].workload.digest: WindowKind.WORK}
+
+
+TURNS = [
+    "+workload@sizes.T=stressor_turns",
+    "sizes.T.resources=[host_cores,host_memory]",
+    "sizes.T.dials=[0.5,1]",
+    "sizes.T.turn_s=0.5",
+    "window.settle_s=0.4",
+]
+
+
+def test_groups_of_a_stressor_that_takes_turns_are_as_long_as_its_rounds(make_plan):
+    groups = make_plan([*TURNS, "mix=[workload,T]", "window.seconds=3"], is_sweep=True).groups
+    windows = {group.job_names: (group.window.seconds, group.window.settle_s) for group in groups}
+    # Two rounds of four turns and two idle turns, and a turn as a reserve; the stressor is idle while jobs settle.
+    assert windows == {"tiny": (3, 0.4), "T": (6.5, 0.4), "tiny+T": (6.5, 0.4)}
+    longer = make_plan([*TURNS, "mix=[workload,T]", "window.seconds=9"], is_sweep=True).groups
+    assert {group.window.seconds for group in longer} == {9}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["sizes.T.resources=[host_cores,l2]"], "resources=l2 needs a GPU, .*rehearse=tiny"),
+        (["sizes.T.resources=[l3]"], "resources=l3 must be one of issue_fp32, "),
+        (["sizes.T.dials=[0.5,0]"], r"dials=0 must be from 0\.01 to 1"),
+        (["sizes.T.dials=[2]"], r"dials=2 must be from 0\.01 to 1"),
+        (["sizes.T.lead_s=0.1"], r"lead_s=0\.1 is below window\.settle_s=0\.4, .*; remove lead_s"),
+    ],
+)
+def test_turns_that_cannot_be_taken_are_refused_in_one_line(make_plan, overrides, why):
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_plan([*TURNS, "mix=[workload,T]", *overrides], is_sweep=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_script_beside_turns_must_log_its_rate(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    words = [*TURNS, "mix=[workload,T]"]
+    with pytest.raises(
+        ConfigError, match=r"train logs no rate, .*; set workload\.metric=NAME or .*sizes\.T=stressor "
+    ) as refused:
+        make_plan(user_command.make_overrides([*words, "--", str(script)]), is_sweep=True)
+    assert "\n" not in str(refused.value)
+    logged = user_command.make_overrides(
+        [*words, "window.seconds=3", "workload.metric=train/steps_per_s", "--", str(script)]
+    )
+    groups = make_plan(logged, is_sweep=True).groups
+    pair = next(group for group in groups if group.has_co_runners)
+    alone = next(group for group in groups if group.job_names == "T")
+    assert pair.window.kind is WindowKind.LOGGED and alone.window.seconds == 6.5
+
+
+def test_a_chosen_workload_that_a_mix_names_is_read(compose):
+    typed = ["workload=tiny", "workload.batch_size=8"]
+    composed = compose([*BESIDE, *typed])
+    refuse_unread(typed, config_reader.read(composed), composed)
+    with pytest.raises(ConfigError, match="workload=tiny has no effect"):
+        composed = compose(["mix=[S]", *typed])
+        refuse_unread(typed, config_reader.read(composed), composed)

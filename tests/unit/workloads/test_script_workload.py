@@ -1,7 +1,8 @@
-"""Any script as a job: started with the group, measured from outside, its end our end."""
+"""Scripts as jobs, and programs that read the command line that a plan writes for them."""
 
 from __future__ import annotations
 
+import enum
 import errno
 import json
 import signal
@@ -9,13 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.plan import config_reader, groups, option_loader
 from tests.support.job_server import JobServer, is_alive, wait_until
+from workloads import program
 from workloads import script as runner
+from workloads.options import PLACE, option
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
 
@@ -218,3 +223,71 @@ def test_waiting_costs_no_processor_time(server, write):
     before = stat.read_text().split()[13:15]
     assert not wait_until(lambda: server.process.poll() is not None, timeout_s=0.5)
     assert stat.read_text().split()[13:15] == before
+
+
+OF_A_FILE = {
+    file.stem: next(iter(option_loader._NAMED.findall(file.read_text())), None)
+    for file in sorted((PROJECT_DIR / "conf/workload").glob("*.yaml"))
+}
+FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_program_gets_the_options_that_were_planned(compose, kind):
+    needed = ["workload.command='serve {port}'"] if kind.endswith("Server") else []
+    (config,) = config_reader.read(compose([f"workload={FILES[kind]}", "data.root=/data", *needed]))
+    planned = config.workload.complete().program_options()
+    written = [word.replace("{{port}}", "{port}") for word in groups._make_flags(planned)]  # as the launcher fills it
+    args = program.parse(type(config.workload).__mro__[1], written)
+    for name, value in planned.items():
+        read_back = getattr(args, name)
+        if isinstance(read_back, Path):
+            read_back = str(read_back)
+        expected = value.name if isinstance(value, enum.Enum) else value
+        assert read_back == (expected.replace("{{port}}", "{port}") if isinstance(expected, str) else expected), name
+
+
+Colour = enum.Enum("Colour", "red blue")
+
+
+@dataclass(kw_only=True)
+class Paint:
+    """Paint a wall."""
+
+    colour: Colour | None = option(None, help="of the paint")
+    layers: list[int] = option([1], help="per cent of each")
+    metres: int = option(least=2, help="of the wall")
+    folder: str | None = option(None, path=PLACE, help="where")
+    budget: float | None = option(None, is_flag=False, help="for the study")
+
+    def check(self, device):
+        if self.metres == 13 and not device.is_gpu:
+            raise ValueError("metres=13 needs a GPU")
+
+
+def test_flags_have_the_types_of_the_fields():
+    args = program.parse(Paint, ["--metres", "3", "--colour", "blue", "--layers", "4", "5", "--folder", "a"])
+    assert (args.metres, args.colour, args.layers, args.folder) == (3, "blue", [4, 5], Path("a"))
+    assert (args.options.colour, args.options.budget) == (Colour.blue, None)
+    assert (args.seed, args.device, args.epochs) == (0, "auto", 1)
+    assert not hasattr(args, "budget")
+    assert program.record_options(args) == {"colour": "blue", "layers": [4, 5], "metres": 3, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ([], "required: --metres"),
+        (["--metres", "x"], "invalid int value"),
+        (["--metres", "1"], "metres=1 must be at least 2"),
+        (["--metres", "2", "--colour", "green"], "invalid choice: 'green'"),
+        (["--metres", "13", "--device", "cpu"], "metres=13 needs a GPU"),
+        (["--metres", "2", "--epochs", "-1"], "epochs=-1 must not be negative"),
+        (["--metres", "2", "--budget", "1"], "unrecognized arguments: --budget"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_status_2(flags, why, capsys):
+    with pytest.raises(program.UsageError) as ended:
+        program.parse(Paint, flags)
+    assert ended.value.code == 2 and why in capsys.readouterr().err
