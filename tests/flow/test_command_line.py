@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks, studies
+from tests.support.tables import refused_words
 
 pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
 RUN = f"python {PROJECT_DIR}/run.py"
@@ -46,86 +47,9 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
 
 
 @pytest.mark.sampled(16)
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("degre=3", "degre does not exist; did you mean degree?"),
-        ("+degre=3", "degre does not exist; did you mean degree?"),
-        (
-            "+workload.batchsize=3",
-            "workload.batchsize does not exist; did you mean workload.batch_size?",
-        ),
-        (
-            "workload.lr=0.1",
-            "workload.lr does not exist; did you mean workload.learning_rate? (for a script: workload.flags.lr)",
-        ),
-        ("window.second=3", "window.second does not exist; did you mean window.seconds?"),
-        (
-            "listeners.nvml.options.program=x",
-            "listeners.nvml.options.program does not exist; add it with +listeners.nvml.options.program=VALUE",
-        ),
-        (
-            "window.x=3",
-            "window.x does not exist; choose one of epochs, kind, most_s, seconds, settle_s, slice_s, slice_settle_s",
-        ),
-        (
-            "exporter.port=9411",
-            "exporter.port does not exist in exporter=none; add exporter=prometheus",
-        ),
-        (
-            "scenario.layout=existing",
-            "scenario.layout does not exist in scenario=naive; add scenario=mig",
-        ),
-        (
-            "scenario=nave",
-            "scenario=nave does not exist; did you mean naive? "
-            "Or choose one of green, mig, mig_mps, mps, mps_percent, mps_static, naive, serial, streams, timeslice",
-        ),
-        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
-        ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
-        ("duration=minutes", "duration=minutes needs a plus; write +duration=minutes"),
-        ("rehearse=big", "rehearse=big needs a plus; write +rehearse=..., one of tiny"),
-        ("env.file=a.txt", "env.file does not exist in this env; add env=conda or venv"),
-        (
-            "limits=3",
-            f"limits=3 must be a map; set limits.NAME=VALUE ({RUN} --help-keys limits lists the names)",
-        ),
-        ("mix={a: 1}", "mix={a: 1} must be a list; write 'mix=[A,B]'"),
-        ("mix=S", "mix=S must be a list; write 'mix=[A,B]'"),
-        ("window.seconds=long", "window.seconds=long must be a number"),
-        ("env=docker", "env=docker does not exist; choose one of apptainer, conda, current, existing, venv"),
-        ("degree=two", "degree=two must be a whole number"),
-        (
-            "scenario=naive,mps",
-            f"scenario=naive,mps has 2 values; to run each value, add -m ({RUN} -m scenario=naive,mps)",
-        ),
-        ("mix=[S,", "mix=[S, cannot be read; write the list as \"mix=['S']\""),
-        ("data.root=~/a b", "data.root=~/a b cannot be read; write the text as \"data.root='~/a b'\""),
-        (
-            "scenario=null",
-            f"a group needs the name of one choice, such as gpu=cpu; {RUN} --help lists all choices",
-        ),
-        ("order={a: 1}", "order={a: 1} must be one of random, listed"),
-        ("pin_cpus=[a]", "pin_cpus=[a] must be true or false"),
-        ("reproduce={a: 1}", "reproduce={a: 1} must be a text"),
-        *(
-            (
-                f"workload.flags={value}",
-                f"workload.flags={value} must be a map; write workload.flags.NAME=VALUE or "
-                "'workload.flags={NAME: VALUE}'",
-            )
-            for value in ("1", "[1]")
-        ),
-        ("workload.epochs=3", "workload.epochs does not exist; did you mean window.epochs, with window=work?"),
-        ("batch_size=8", "batch_size does not exist; did you mean workload.batch_size?"),
-        ("scenario.degree=3", "scenario.degree does not exist; did you mean degree?"),
-        ("~env=1e3", "~env=VALUE does not match the value of env; write ~env"),
-        ("gpu.admin=,", "gpu.admin=, must be a list; write 'gpu.admin=[A,B]'"),
-        ("~window.x", "Could not delete from config. 'window.x' does not exist"),
-    ],
-)
+@refused_words()
 def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_path, argument, message):
-    assert refusal_of(argument) == (2, f"error: {message}\n")
+    assert refusal_of(argument) == (2, f"error: {message.replace('<RUN>', RUN)}\n")
     assert not list(tmp_path.iterdir())
 
 

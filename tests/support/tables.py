@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+_WORD = re.compile(r" (?=[+~]?[\w.@/]+=)")
 TABLES = Path(__file__).resolve().parents[1] / "data" / "tables"
 
 
@@ -40,3 +41,22 @@ def rows(file: str, table: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         content["columns"], [[_expand(cell, texts) for cell in row] for row in content["rows"]]
     )
+
+
+def refused_plans() -> pytest.MarkDecorator:
+    """Run a test once for each refused plan: its overrides, a pattern of the message, and whether it is of a sweep."""
+    cases = []
+    for section in _read("refusals")["plans"]:
+        marks = [getattr(pytest.mark, section["needs"])] if "needs" in section else []
+        for line in section["refused"].splitlines():
+            overrides, message = line.split(" => ")
+            words = _WORD.split(f"{section.get('begin', '')} {overrides}".strip())
+            pattern = re.escape(message).replace(re.escape("..."), ".*")
+            cases.append(pytest.param(words, pattern, section.get("is_sweep"), id=overrides, marks=marks))
+    return pytest.mark.parametrize(("words", "pattern", "is_sweep"), cases)
+
+
+def refused_words() -> pytest.MarkDecorator:
+    """Run a test once for each refused command line of one word, with its whole message."""
+    lines = _read("refusals")["words"].splitlines()
+    return pytest.mark.parametrize(("argument", "message"), [line.split(" => ") for line in lines])

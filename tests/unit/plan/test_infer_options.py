@@ -14,61 +14,6 @@ TINY = ["workload=infer_tiny", "gpu=cpu"]
 POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["workload.arrival=poisson"], "needs a finite rate_per_s above 0; set"),
-        (["workload.arrival=constant", "workload.rate_per_s=0"], "needs a finite rate_per_s above 0, not 0; set"),
-        (["workload.rate_per_s=100"], "rate_per_s=100 needs an arrival process"),
-        ([*POISSON, "workload.outstanding=4"], "outstanding=4 has no effect with arrival=poisson"),
-        (["workload.max_batch=4"], "max_batch=4 is never reached with outstanding=1"),
-        (["workload.max_delay_ms=4"], "max_delay_ms=4 has no effect with max_batch=1"),
-        (["workload.objective_percentile=99"], "needs objective_ms"),
-        (["workload.objective_ms=0"], "objective_ms=0 must be above 0"),
-        (["workload.objective_ms=9", "workload.objective_percentile=98"], "must be one of 50, 95, 99, 99.9"),
-        (
-            [*POISSON, "workload.objective_ms=9", "workload.objective_percentile=99", "window.seconds=9"],
-            r"needs 1,200 requests, but the window holds only about 900 requests \(100/s for 9 s\); set window",
-        ),
-        (
-            ["window=work", "workload.requests=199", "workload.objective_ms=9", "workload.objective_percentile=99"],
-            "the window holds only 995 requests; raise workload.requests or window.epochs",
-        ),
-        (["workload.step_mode=cuda_graph"], "cuda_graph needs a GPU"),
-        (["workload.output_tokens=4"], "output_tokens=4 needs a decoder"),
-        (["workload.requests=0"], "requests=0 must be at least 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(make_plan, overrides, words):
-    with pytest.raises(ConfigError, match=words):
-        make_plan([*TINY, *overrides])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            ['workload.command="sh -c \'serve {port}"'],
-            "command=sh -c 'serve .* cannot be split \\(No clos",
-        ),
-        (["workload.command=serve"], "does not contain {port}, the port to listen on"),
-        (["workload.command='serve {port}'", "workload.path=v1"], "path=v1 must begin with / and contain no blanks"),
-        (
-            ["workload.command='serve {port}'", "workload.requests_file=no.jsonl"],
-            "workload.requests_file=no.jsonl does not exist",
-        ),
-    ],
-)
-def test_a_server_that_cannot_be_asked_is_refused(make_plan, overrides, words):
-    with pytest.raises(ConfigError, match=words):
-        make_plan(["workload=server", "gpu=cpu", *overrides])
-
-
-def test_a_text_longer_than_the_positions_of_its_model_is_refused(make_plan):
-    with pytest.raises(ConfigError, match="sequence_tokens=513 are more than the 512 positions"):
-        make_plan(["workload=infer_bert_base", "gpu=cpu", "workload.sequence_tokens=513"])
-
-
 def test_an_environment_without_the_server_is_refused(make_plan, monkeypatch):
     over_http = [*TINY, "workload.serve=http"]
     assert make_plan(over_http).groups

@@ -21,11 +21,6 @@ from tests.support.experiments import composed
 from tests.support.tracking_cases import record
 
 
-def test_a_mode_that_cannot_hold_a_single_group_refuses_it(make_plan):
-    with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
-        make_plan(["scenario=mps"])
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scenario", "rehearsal"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from pipeline.study.study_request import StudyRequest
 from tests.conftest import GPU, inventory_of, sweep
 from tests.support.experiments import configs_of
 from tests.support.rows import group
-from tests.unit.plan.test_plan import SYNTHETIC
+from tests.support.tables import refused_plans
 
 INTERLEAVED = ["window=interleaved", "data.source=synthetic_device"]
 
@@ -193,34 +192,6 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
     assert {group.block for group in make_plan(["repeats=${oc.env:REPEATS}"]).groups} == {1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["repeats=many"], "repeats=many must be a number or auto"),
-        (["repeats=0"], "repeats=0 must be at least 1"),
-        (["repeats=auto", "repeats_max=4"], "repeats_max=4 must be at least 5 with repeats=auto"),
-        (["repeats_max=20000"], "repeats_max=20000 must be at most 10000"),
-        (["repeats=auto", "precision_goal_pct=0"], "precision_goal_pct=0.0 must be greater than 0, and finite"),
-        (["repeats=auto", "precision_goal_pct=101"], "precision_goal_pct=101.0 must be at most 100"),
-        (["repeats=auto", "shard=2"], "shard=2 conflicts with repeats=auto, .*; remove shard, or set repeats=NUMBER"),
-        *(
-            (["repeats=auto", *overrides], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
-            for overrides in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
-        ),
-        pytest.param(
-            ["repeats=auto", "workload=infer_tiny", "workload.arrival=poisson", "workload.rate_per_s=9"],
-            "repeats=auto needs a group with a speed-up",
-            marks=pytest.mark.torch,
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_it_cannot_be_combined_with_is_refused_in_one_line(make_plan, overrides, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_plan(overrides, is_sweep=False)
-    assert "\n" not in str(caught.value)
-
-
 def test_all_parts_of_a_study_stop_by_the_same_rule(make_plan):
     with pytest.raises(ConfigError, match="repeats=3 conflicts with repeats=auto in the same study"):
         make_plan(["degree=2", "repeats=auto"], ["degree=3", "repeats=3"])
@@ -255,83 +226,6 @@ def test_a_job_alone_has_the_first_sequence_and_of_several_copies_another_in_eac
 
 def test_co_runners_never_have_the_sequence_of_a_measured_copy() -> None:
     assert [number("aa", block, "aab") for block in (1, 2)] == [[0, 1, 2, 3, 0], [1, 0, 2, 3, 0]]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["degree=0"], "degree=0 must be from 1 to 10000"),
-        (["degree=999999999999999999999999999999"], "must be from 1 to 10000"),
-        (["scenario=mig", "scenario.instances_per_job=99999999999999999999"], "must be from 1 to 7"),
-        (["mix=[]"], "names no job"),
-        (["only=[]"], "only=[] names no group; add a name, as in only=["),
-        (["scenario=mig", "scenario.profiles=[]"], "scenario.profiles=[] is empty; name the profile of each instance"),
-        (["workload.learning_rate=nan"], "learning_rate=nan must be greater than 0, and finite"),
-        (["workload.learning_rate=-1"], "learning_rate=-1 must be greater than 0, and finite"),
-        (["mix=[S,Q]"], "Q is neither one of the sizes"),
-        (["repeats=0"], "repeats"),
-        (["window.seconds=0"], "window.seconds"),
-        (["tracking.experiment="], "tracking.experiment is empty"),
-        ([f"tracking.experiment={'x' * 256}"], "must have at most 255 bytes"),
-        ([f"gpu.lock_dir={'x' * 256}"], "is too long for a path"),
-        (
-            ["workload.work_unit=two words"],
-            "unit=two words cannot be part of metric names; use a plural noun of letters",
-        ),
-        (["tracking.root="], "tracking.root is empty"),
-        ([f"tracking.root={__file__}"], "is a file; add a bundle to a store with"),
-        (["tracking.root='a?b'"], "a path with ?, which"),
-        (["tracking.root='p%41'"], "a path with %, which"),
-        (["window.settle_s=-1"], "settle_s"),
-        (["window.seconds=1e300"], "window.seconds=1e+300 must be at most 31622400"),
-        (["limits.group_s=4e7"], "limits.group_s=40000000.0 must be at most 31622400"),
-        (["listeners.host.interval_ms=100000000000"], "disturbs the jobs) to 86400000"),
-        (["listeners.host.interval_ms=100"], "interval_ms=100 must be from 200"),
-        (["listeners=[activity,dcgm]"], "[activity,dcgm] would read the same counters twice; remove activity, or dcgm"),
-        (["listeners=[gpm,activity,dcgm]"], "twice; remove activity, or gpm and dcgm"),
-        (["listeners.host.required=perhaps"], "true, false or if_gpu"),
-        (["workload=resnet26_cifar10"], "data.root"),
-        (["workload=resnet26_cifar10", "data.root=/does/not/exist"], "/does/not/exist"),
-        (["workload=resnet152_imagenet", SYNTHETIC], "gpu=cpu"),
-        (["workload=script", "workload.script=absent.py"], "absent.py"),
-        (["workload=script"], "workload.script"),
-        (["tracking=server"], "tracking.uri"),
-        (["workload.batch_size=0"], "batch_size"),
-        ([SYNTHETIC, "workload.samples=31"], "samples=31 is less than batch_size=32"),
-        (["time_limit_s=0"], "time_limit_s"),
-        (["seed=4294967296"], "seed=4294967296 must be at most 4294967295"),
-        (["workload=script", "workload.script='~nobody-here/train.py'"], "unknown user ~nobody-here"),
-        (["workload.loader_workers=-1"], "loader_workers"),
-        (["workload.samples=1000"], "synthetic"),
-        (
-            ["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"],
-            "image_px=16 is less than the 32 pixels of cifar10",
-        ),
-        (["workload.source=synthetic_files"], "the data set digits is an array in scikit-learn"),
-        (["workload=robroek_small", "data.source=files"], "data.root"),
-        (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
-        (["workload=robroek_small", "data.source=files", "workload.samples=1000"], "synthetic"),
-        (["workload.step_mode=cuda_graph"], "needs a GPU"),
-        (
-            ["+workload.environ.CUDA_VISIBLE_DEVICES='1'"],
-            "environ.CUDA_VISIBLE_DEVICES is reserved for the orchestrator",
-        ),
-        (["+workload.environ.COLLOCATION_GROUP=x"], "environ.COLLOCATION_GROUP is reserved for the orchestrator"),
-        (["scenario._target_=pipeline.prepare.sharing.naive.Naiv"], "is not a class that can be imported"),
-        (["listeners.host._target_=listeners.host.Guest"], "is not a class that can be imported"),
-        (["+listeners.host.options.colour=red"], "colour"),
-        (["env._target_=no.such.Env"], "no.such.Env"),
-        (["listeners.nvml.options=${workload.name}"], "listeners.nvml.options=tiny must be a map"),
-        (["workload.environ=${workload.name}"], "workload.environ=tiny must be a map"),
-        (["gpu.tolerate=${workload.name}"], "gpu.tolerate=tiny must be a list"),
-        (["workload.script="], "workload.script= does not exist"),
-        (["+sizes.X.script=train.py", "mix=[X,X]"], "sizes.X has no schema; choose +workload@sizes.X=NAME, or"),
-        (["workload=script", "workload.script=", "env=venv"], "workload.script= does not exist"),
-    ],
-)
-def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        make_plan(overrides)
 
 
 def test_a_store_in_a_folder_that_is_not_utf8_is_refused_and_one_elsewhere_is_not(make_plan, monkeypatch, tmp_path):
@@ -493,3 +387,25 @@ def test_a_program_without_a_small_form_is_left_alone_and_a_script_is_replaced(c
     assert (config.workload.name, config.workload.command) == ("server", "serve {port}")
     with pytest.raises(ConfigError, match=r"workload\.command does not exist"):
         configs_of(["+experiment=robroek_quick", "+rehearse=tiny", "+workload.command=x"], conf)
+
+
+@refused_plans()
+def test_a_plan_that_cannot_be_is_refused_in_one_line(make_plan, tmp_path, monkeypatch, words, pattern, is_sweep):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=pattern) as refused:
+        make_plan(words, is_sweep=is_sweep)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"tracking.experiment={'x' * 256}", "must have at most 255 bytes"),
+        (f"gpu.lock_dir={'x' * 256}", "is too long for a path"),
+        (f"tracking.root={__file__}", "is a file; add a bundle to a store with"),
+    ],
+)
+def test_a_name_or_path_that_cannot_be_used_is_refused(make_plan, override, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan([override])
