@@ -14,9 +14,8 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.launch import event_reader, events, job_steps
 from pipeline.launch.job_state import Lifetime
-from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult, Observation
-from tests.support.rows import FIELDS, S, group, state, steps
+from pipeline.observe.group_result import GroupResult
+from tests.support.rows import S, group, judge, state, steps
 
 Lines = list[dict[str, Any]]
 END_S = 11.0
@@ -50,11 +49,11 @@ def honest(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1)
     return [*lines, last]
 
 
-def judge(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
+def judge_lines(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
     alone = group("a", kind=kind)
     job = state(folder, alone.jobs[0], lines, told_ns=int(END_S * S), at_ns=int((END_S + 1) * S))
     job.released_ns = S
-    return group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    return judge(alone, job)
 
 
 def figures(row: GroupResult) -> dict[str, float]:
@@ -169,8 +168,8 @@ WRONG = {
 @pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY], ids=["work", "steady"])
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_line_moves_no_figure_without_a_mark(tmp_path, fault, kind):
-    truth = figures(judge(tmp_path / "right", honest(), kind))
-    row = judge(tmp_path / "wrong", WRONG[fault](honest()), kind)
+    truth = figures(judge_lines(tmp_path / "right", honest(), kind))
+    row = judge_lines(tmp_path / "wrong", WRONG[fault](honest()), kind)
     assert "left out impossible values" in row.tags["collocation.flag"], "every fault has a mark"
     assert len(row.tags["collocation.flag"]) < 600
     read = figures(row)
@@ -223,7 +222,7 @@ HONEST = {
 
 @pytest.mark.parametrize("case", HONEST)
 def test_an_honest_job_has_no_mark(tmp_path, case):
-    row = judge(tmp_path, HONEST[case](honest()))
+    row = judge_lines(tmp_path, HONEST[case](honest()))
     assert "collocation.damaged_events" not in row.tags and row.result is Result.OK
     scale = {"totals that are no whole numbers": 0.1 / 8, "large totals": 1e15}.get(case, 1)
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(80 * scale, rel=0.02)
@@ -238,7 +237,7 @@ def test_what_comes_after_the_job_said_that_it_is_done_is_not_its_work(tmp_path)
     late = {"event": "step", "t_ns": 20 * S, "samples": 8, "total": 808, "epoch": 5}
     with (job.folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(late) + "\n")
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.metrics["makespan_s"] == pytest.approx(10.5)
     assert "outside the life of the job" in row.tags["collocation.flag"]
 
@@ -301,7 +300,7 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     monkeypatch.setattr(job_steps, "MOST_STEPS", 1000)
     if not is_large:
         monkeypatch.setattr(event_reader, "_LARGE_BYTES", 2**63)
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(8e6)
     assert row.jobs[0].metrics["num_samples"] == 30_001 * 8
     assert "step_time_p50_ms" not in row.jobs[0].metrics
@@ -346,7 +345,7 @@ def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
     path = job.folder / "events.jsonl"
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines[:12], line, *lines[12:]]) + b"\n")
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.result is Result.OK
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
     assert row.tags["collocation.damaged_events"].startswith("job 0-a: 1 line (number 13): ")
@@ -384,5 +383,5 @@ def test_an_event_file_that_is_none_fails_the_job_and_is_not_waited_for(tmp_path
     path = job.folder / "events.jsonl"
     path.unlink()
     make(path)
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.result is Result.FAILED and "EventFileError: events.jsonl cannot be read" in row.reason

@@ -27,7 +27,7 @@ from pipeline.launch.requests import Requests
 from pipeline.observe import group_row, throughput
 from pipeline.observe.group_result import GroupResult, Observation
 from pipeline.observe.logged_rate import LoggedRate
-from tests.support.rows import FIELDS, S, group, state, steps
+from tests.support.rows import FIELDS, S, group, judge_events, state, steps
 from workloads import client
 
 SLICES = [(1, 2.0, 3.0), (2, 4.0, 5.0), (1, 6.0, 7.0), (2, 8.0, 9.0)]
@@ -315,20 +315,14 @@ def step_events(every_s: float = 0.03, samples: int = 3, until_s: float = 9.0) -
     return events
 
 
-def make_stressed_pair(*, settle_s: float = 0.2, **changes: Any) -> Group:
-    pair = group("a", "stressor", window=Window(kind=WindowKind.STEADY, seconds=6, settle_s=0.5), **changes)
-    params = (("turn_s", "1.0"), ("turn_settle_s", str(settle_s)))
-    stressor = dataclasses.replace(pair.jobs[1].workload, work_unit="calls", params=params)
-    return dataclasses.replace(pair, jobs=(pair.jobs[0], dataclasses.replace(pair.jobs[1], workload=stressor)))
+def make_stressed_pair(**measured: Any) -> Group:
+    stressor = {"work_unit": "calls", "params": (("turn_s", "1.0"), ("turn_settle_s", "0.2"))}
+    window = Window(kind=WindowKind.STEADY, seconds=6, settle_s=0.5)
+    return group("a", "stressor", window=window, workloads=[measured, stressor])
 
 
-def judge_turns(folder: Path, events: list[Any], in_turns: list[Any], **options: Any) -> GroupResult:
-    pair = make_stressed_pair(**options)
-    states = [
-        state(folder, job, job_events, told_ns=9 * S)
-        for job, job_events in zip(pair.jobs, (events, in_turns), strict=True)
-    ]
-    return group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
+def judge_turns(folder: Path, events: list[Any], in_turns: list[Any]) -> GroupResult:
+    return judge_events(folder, make_stressed_pair(), events, in_turns, told_s=9)
 
 
 def map_rates(row: GroupResult) -> dict[tuple[str, float], dict[int, float]]:
@@ -381,16 +375,13 @@ def test_a_job_with_long_steps_has_no_rate_and_a_note_with_the_remedy(tmp_path: 
 
 
 def test_a_group_without_turns_has_no_rates_in_turns(tmp_path: Path) -> None:
-    pair = group("a", "b")
-    states = [state(tmp_path, job, step_events(), told_ns=9 * S) for job in pair.jobs]
-    row = group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
+    row = judge_events(tmp_path, group("a", "b"), step_events(), told_s=9)
     assert Tag.TURNS not in row.tags
 
 
 def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> throughput.BatchTurns:
-    pair = make_stressed_pair()
-    first = dataclasses.replace(pair.jobs[0], workload=dataclasses.replace(pair.jobs[0].workload, **workload))
-    states = [state(tmp_path, job, turn_events() if job.index else []) for job in (first, pair.jobs[1])]
+    pair = make_stressed_pair(**workload)
+    states = [state(tmp_path, job, turn_events() if job.index else []) for job in pair.jobs]
     logs = {0: log, 1: read(states[1].folder / "events.jsonl")}
     return throughput.compute_turn_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
 

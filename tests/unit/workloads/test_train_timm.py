@@ -14,8 +14,9 @@ import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader
-from tests.support.job_server import JobServer, wait_until
+from tests.support.job_server import JobServer
 from tests.support.training import DATA, SMALL, TRAIN, Notebook, train
+from tests.support.waiting import wait_until
 from workloads import program, train_timm
 from workloads.images import image_data
 from workloads.images.options import Autotune, Dataset, Recipe, TrainTimm
@@ -241,7 +242,7 @@ def test_as_a_job_it_runs_until_told_to_stop():
     with JobServer() as server:
         server.start(TRAIN, *SMALL, "--epochs", "0", "--warmup-steps", "1")
         start_ns = server.go(delay_s=0.1)
-        assert wait_until(lambda: len(server.events("epoch")) >= 2, timeout_s=180)
+        wait_until(lambda: len(server.events("epoch")) >= 2, 180)
         server.send(type="stop")
         assert server.receive() == {"type": "bye", "status": "ok"}
         status, output, _ = server.end()
