@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -73,35 +74,68 @@ def test_a_time_slice_that_is_there_is_not_touched(machine):
     assert machine.gpu.timeslice == 2
 
 
-def killed(machine: Machine) -> None:
+class Setting(NamedTuple):
+    """A setting that a group changes to value 3, and that another program changes to value 2."""
+
+    kind: str
+    attribute: str
+    hold: Callable[[Machine], AbstractContextManager[None]]
+    change: Callable[[Machine], None]
+    changed_to: str
+
+
+SETTINGS = [
+    Setting(
+        kind="time_slice",
+        attribute="timeslice",
+        hold=lambda machine: hold_slice(machine, "long"),
+        change=lambda machine: machine.driver.set_timeslice(0, 2),
+        changed_to="medium",
+    ),
+    Setting(
+        kind="compute_mode",
+        attribute="compute_mode",
+        hold=lambda machine: hold_exclusive(machine),
+        change=lambda machine: compute_mode.set_mode(machine.smi, "prohibited"),
+        changed_to="prohibited",
+    ),
+]
+
+
+@pytest.fixture(params=SETTINGS, ids=lambda setting: setting.kind)
+def left_setting(request: pytest.FixtureRequest, machine: Machine) -> Setting:
+    """A setting that a killed study has left changed."""
+    setting: Setting = request.param
     pid = os.fork()
     if pid == 0:
-        with hold_slice(machine, "long"):
+        with setting.hold(machine):
             os._exit(9)
     os.waitpid(pid, 0)
-    assert machine.gpu.timeslice == 3
+    assert getattr(machine.gpu, setting.attribute) == 3
+    return setting
 
 
-def test_after_a_kill_the_journal_puts_it_back(machine):
-    killed(machine)
+def test_after_a_kill_the_journal_puts_a_setting_back(machine, left_setting):
     (undone,) = replay(machine.journal)
-    assert (undone.kind, machine.gpu.timeslice) == ("time_slice", 0)
+    assert (undone.kind, getattr(machine.gpu, left_setting.attribute)) == (left_setting.kind, 0)
 
 
-def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
-    killed(machine)
-    machine.driver.set_timeslice(0, 2)
-    replay(machine.journal)
-    assert machine.gpu.timeslice == 2
-    assert "stays medium, because another program set it" in caplog.text
+def test_what_another_program_has_set_since_the_kill_stays(machine, left_setting, caplog):
+    left_setting.change(machine)
+    assert [step.kind for step in replay(machine.journal)] == [left_setting.kind]
+    assert getattr(machine.gpu, left_setting.attribute) == 2
+    assert f"stays {left_setting.changed_to}, because another program set it" in caplog.text
 
 
-def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
-    killed(machine)
+def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, left_setting, monkeypatch):
     monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
-    assert machine.gpu.timeslice == 3
+    assert getattr(machine.gpu, left_setting.attribute) == 3
     assert not machine.journal.path.exists()
+    if left_setting.kind == "compute_mode":  # whose steps were once without the boot
+        machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")
+        replay(machine.journal)
+        assert machine.gpu.compute_mode == 0
 
 
 @pytest.mark.parametrize(
@@ -204,41 +238,6 @@ def test_a_mode_that_was_there_stays(machine):
     with hold_exclusive(machine):
         assert machine.journal.read_steps() == ()
     assert machine.gpu.compute_mode == 3
-
-
-def be_killed(machine):
-    """A study that is killed while only one process may compute."""
-    pid = os.fork()
-    if pid == 0:
-        with hold_exclusive(machine):
-            os._exit(9)
-    os.waitpid(pid, 0)
-    assert machine.gpu.compute_mode == 3
-
-
-def test_after_a_kill_the_journal_puts_the_mode_back(machine):
-    be_killed(machine)
-    (undone,) = replay(machine.journal)
-    assert undone.kind == "compute_mode"
-    assert machine.gpu.compute_mode == 0
-
-
-def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
-    be_killed(machine)
-    compute_mode.set_mode(machine.smi, "prohibited")
-    assert [step.kind for step in replay(machine.journal)] == ["compute_mode"]
-    assert machine.gpu.compute_mode == 2
-    assert "stays prohibited, because another program set it" in caplog.text
-
-
-def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):
-    be_killed(machine)
-    monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
-    replay(machine.journal)
-    assert machine.gpu.compute_mode == 3
-    machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")  # as they once were
-    replay(machine.journal)
-    assert machine.gpu.compute_mode == 0
 
 
 def test_without_permission_nothing_changed_and_the_command_is_named(machine):
