@@ -27,6 +27,7 @@ from pipeline.plan.inventory import take_inventory as take_inventory
 from tests.support import changed_rooms, experiments, forks
 from tests.support.experiments import composed
 
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 _MEMORY = Path("/dev/shm")
 _MEMORY_GIB = 4
 

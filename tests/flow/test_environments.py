@@ -19,7 +19,6 @@ from tests.support.packages import Channel, wheel
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import Study
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare/env", "pipeline/launch")
 
 for name in ("rattler", "uv"):

@@ -17,7 +17,6 @@ from tests.support.run_cases import SHORT, TOY
 from tests.support.servers import refuse_or_skip
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe/exporters")
 DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
 STUDY = [*TOY, *SHORT[1:], "window.seconds=2", "degree=2", "baseline=always", "listeners=[host]"]

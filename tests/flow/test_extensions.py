@@ -24,7 +24,6 @@ import yaml
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("docs/architecture.md", "docs/your_own_listener.md", "docs/your_own_workload.md")
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")

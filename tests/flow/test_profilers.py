@@ -21,7 +21,6 @@ from tests.support.studies import Study
 from tests.support.trace_format import problems
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/launch/profilers")
 SHORT = [*run_cases.SHORT, "listeners=[host]"]
 

@@ -22,7 +22,6 @@ from pipeline.record.shards.overview import read_overview
 from pipeline.report.read import rows
 from tests.support.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/record/resume.py", "pipeline/study")
 
 

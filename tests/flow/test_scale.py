@@ -28,7 +28,6 @@ from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.run_program import Program
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/scale")
 
 

@@ -12,7 +12,6 @@ from pipeline.record.store import results
 from tests.conftest import TOYS
 from tests.support.run_cases import groups
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers(
     "pipeline/observe/logged_rate.py",
     "pipeline/observe/output_rates.py",

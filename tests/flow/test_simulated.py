@@ -31,7 +31,6 @@ from tests.support.run_program import Program
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
 SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]

@@ -13,7 +13,6 @@ from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import KeptRows
 from tests.toys.stalling import done_by
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers(
     "tests/support/studies.py",
     "pipeline/record/tracking_sender.py",

@@ -308,7 +308,7 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 
 
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
-    row = make_row(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    row = make_row(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", metrics={"makespan_s": 20.0})
     solo = list_solo_jobs("makespan_s", a=8.0, b=16.0)
     assert baseline_comparison.compare_with_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert baseline_comparison.compare_with_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(

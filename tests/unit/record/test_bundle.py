@@ -32,7 +32,6 @@ from pipeline.report.read import rows
 from tests.support.bundles import list_files, make_groups
 from tests.support.tracking_cases import make_spool, sample, series
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 

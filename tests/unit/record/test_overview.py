@@ -24,7 +24,6 @@ from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import SECOND, START, as_running, child, make_spool, record, store_groups
 from tests.support.tracking_cases import record as make_record
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 

@@ -47,9 +47,6 @@ from tests.support.tracking_cases import (
 pytestmark = pytest.mark.store
 
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
-
-
 def query(database: Path, statement: str, *values: object) -> list[tuple]:
     with closing(sqlite3.connect(database)) as connection, connection:
         return connection.execute(statement, values).fetchall()

@@ -24,7 +24,6 @@ from tests.support.trace_format import problems
 from tests.support.tracking_cases import EXPERIMENT, make_spool
 from tests.support.tracking_cases import record as stored
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 

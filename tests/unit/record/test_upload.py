@@ -53,9 +53,6 @@ from workloads import client as job_client
 pytestmark = pytest.mark.store
 
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
-
-
 class Killed(BaseException):
     """Stands for SIGKILL: nothing in the code under test handles it."""
 

@@ -185,9 +185,6 @@ def test_numbers_within_texts_are_in_their_order() -> None:
     assert sorted(names, key=natural_key) == ["9", "10", "a", "a bs8", "a bs16", "a bs128", "b 2.5", "b 2.25"]
 
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
-
-
 def untracked(repository: Path) -> str:
     command = ["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=all"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
