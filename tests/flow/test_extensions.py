@@ -289,7 +289,7 @@ ADDED = {
 }
 
 
-def rows_of_the_table() -> dict[str, list[str]]:
+def read_rows_of_the_table() -> dict[str, list[str]]:
     """The files that each row of the page's table names, by what they add."""
     section = PAGE.read_text(encoding="utf-8").partition("\n## To add something\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
@@ -297,12 +297,12 @@ def rows_of_the_table() -> dict[str, list[str]]:
 
 
 def test_every_row_of_the_table_is_executed_and_nothing_else() -> None:
-    assert rows_of_the_table().keys() == ADDED.keys() == CHECKS.keys()
+    assert read_rows_of_the_table().keys() == ADDED.keys() == CHECKS.keys()
 
 
 @pytest.mark.parametrize("kind", ADDED)
 def test_the_files_of_a_row_are_those_that_are_touched(kind: str) -> None:
-    named = rows_of_the_table()[kind]
+    named = read_rows_of_the_table()[kind]
     assert sorted(path.replace("NAME", ADDED[kind].name) for path in named) == sorted(ADDED[kind].paths)
     assert sum(path.endswith(".py") for path in named) <= 2 and sum(path.endswith(".yaml") for path in named) <= 1
     for path in named:
@@ -332,7 +332,7 @@ class Study:
     report: Path
 
 
-def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
+def run_python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
     """Run a program of the tree, as a fork of a process that has imported its code."""
     return forks.run(*argv, cwd=tree, project=tree)
 
@@ -342,7 +342,7 @@ def make_command(tree: Path, *overrides: str) -> list[str]:
 
 
 def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return python(tree, *make_command(tree, *overrides))
+    return run_python(tree, *make_command(tree, *overrides))
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def study(tmp_path: Path, template_store: Path) -> Study:
     done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     where = ["--root", tree / "mlruns", "--out", tree / "report", "--no-log"]
-    report = python(tree, "-m", "pipeline.report", "--experiment", "added", *where)
+    report = run_python(tree, "-m", "pipeline.report", "--experiment", "added", *where)
     assert report.returncode == 0, report.stderr
     from mlflow import MlflowClient
 
@@ -461,7 +461,7 @@ def check_figure(study: Study) -> None:
 
 
 def check_command_of_the_planner(study: Study) -> None:
-    assert python(study.tree, "-m", "pipeline.planner", "tally", "one", "two").stdout == "2 things\n"
+    assert run_python(study.tree, "-m", "pipeline.planner", "tally", "one", "two").stdout == "2 things\n"
 
 
 def check_study(study: Study) -> None:

@@ -33,7 +33,7 @@ BLOCK = ["-m", *TOY, *SHORT]
 PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid", "flag")
 
 
-def facts(run):
+def read_facts(run):
     """What a run must share with the same run of another study: everything but times, ids and measured values."""
     tags = {key: value for key, value in run.data.tags.items() if key.startswith("collocation.")}
     values = {
@@ -48,7 +48,7 @@ def facts(run):
 def list_findings(client, experiment):
     """The findings of a study, and what its jobs say."""
     stored = [
-        (*facts(run), sorted((facts(child) for child in children), key=str))
+        (*read_facts(run), sorted((read_facts(child) for child in children), key=str))
         for run, children in groups(client, experiment)
         if Result(run.data.tags["collocation.result"]).is_finding
     ]
@@ -251,11 +251,11 @@ if TYPE_CHECKING:
 SCRIPT = "import json, sys\nprint(sys.argv[1])\n"
 
 
-def digest_of(run: Any) -> str:
+def read_digest(run: Any) -> str:
     return str(run.data.tags[stored_name(Tag.DIGEST)])
 
 
-def contents(client: MlflowClient, experiment: str) -> list[object]:
+def read_contents(client: MlflowClient, experiment: str) -> list[object]:
     """Everything that the store holds of an experiment."""
     return [run.to_dictionary() for parent, children in groups(client, experiment) for run in (parent, *children)]
 
@@ -263,7 +263,7 @@ def contents(client: MlflowClient, experiment: str) -> list[object]:
 @pytest.mark.slow
 def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     assert run("-m", *TOY, *SHORT, "degree=2", "repeats=2", "seed=7")[0] == 0
-    before = contents(client, "collocation")
+    before = read_contents(client, "collocation")
     original, (job,) = next(
         (parent, children)
         for parent, children in groups(client)
@@ -280,9 +280,9 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     files = [Path(client.download_artifacts(run.info.run_id, "job.json")) for run in (job, same_job)]
     assert [json.loads(spec.read_text())["block"] for spec in files] == [2, 2]
     assert again.data.tags["collocation.reproduces"] == original.info.run_id
-    assert digest_of(again) == digest_of(original)
+    assert read_digest(again) == read_digest(original)
     assert again.data.params == original.data.params
-    assert contents(client, "collocation") == before
+    assert read_contents(client, "collocation") == before
     (line,) = [line.split() for line in out.splitlines() if line.startswith("throughput_total_samples_per_s")]
     then, now = (run.data.metrics["throughput_total_samples_per_s"] for run in (original, again))
     assert [float(figure) for figure in line[1:]] == [
@@ -389,7 +389,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     status, _, err = run(again, *secrets)
     assert status == 0, err
     ((second, _),) = groups(client, "collocation-reproductions")
-    assert digest_of(second) == digest_of(original)
+    assert read_digest(second) == read_digest(original)
 
 
 @pytest.mark.sampled(1)

@@ -129,7 +129,7 @@ SECRETS = (
 WORDS = ("--password", "s3cr3t-word", "-H", "Authorization: Bearer s3cr3t-header", "ghp_" + "s3cr3T" * 6)
 
 
-def git(folder: Path, *command: str) -> None:
+def run_git(folder: Path, *command: str) -> None:
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=folder, check=True)
 
 
@@ -138,9 +138,9 @@ def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     (tmp_path / "helper.py").write_text('KEY = {"api_key": "s3cr3t-helper"}\n')
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "train.py")
-    git(tmp_path, "commit", "-qm", "a")
+    run_git(tmp_path, "init", "-q")
+    run_git(tmp_path, "add", "train.py")
+    run_git(tmp_path, "commit", "-qm", "a")
     script.write_text(SCRIPT.replace('"s3cr3t-script"', '"s3cr3t-edited"'))
     arguments = ["degree=1", "gpu=cpu", *(f"+workload.{secret}" for secret in SECRETS)]
     status, out, err = run(*arguments, "--", "train.py", *WORDS, "fail")

@@ -69,7 +69,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def broken_contracts(tree: Path) -> list[str]:
+def list_broken_contracts(tree: Path) -> list[str]:
     """What the linter says of the tree; it reads the files that have not changed from its cache."""
     # `lint-imports`, which lies beside the interpreter and may not be on PATH.
     program = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
@@ -94,14 +94,14 @@ def test_an_arrow_that_is_turned_breaks_its_contract(tree: Path, file: str, modu
     added = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {module}\n"
     path.write_text(f"{before or ''}\n{added}", encoding="utf-8")
     try:
-        broken = broken_contracts(tree)
+        broken = list_broken_contracts(tree)
     finally:
         path.unlink() if before is None else path.write_text(before, encoding="utf-8")
     assert contract in broken and set(broken) <= {contract, CIRCLES}
 
 
 def test_the_contracts_hold(tree: Path) -> None:
-    assert broken_contracts(tree) == []
+    assert list_broken_contracts(tree) == []
 
 
 def test_the_unit_tests_have_the_folders_of_the_code() -> None:
@@ -139,7 +139,7 @@ def test_imports_are_light_and_without_side_effects():
     assert done.returncode == 0, done.stderr
 
 
-def cpu_s_of_children() -> float:
+def read_child_cpu_s() -> float:
     """What they took of a CPU, not of the clock: other tests run beside this one."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
@@ -148,11 +148,11 @@ def cpu_s_of_children() -> float:
 def test_help_shows_the_groups_within_half_a_second():
     times = []
     for _ in range(5):
-        before_s = cpu_s_of_children()
+        before_s = read_child_cpu_s()
         done = subprocess.run(
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
         )
-        times.append(cpu_s_of_children() - before_s)
+        times.append(read_child_cpu_s() - before_s)
     assert "naive*, serial, streams" in " ".join(done.stdout.split())  # wherever the line is broken
     for words in ("\n  workload  ", "activity*, dcgm, gpm, host*, nvml*, smi*", "--help-keys"):
         assert words in done.stdout
@@ -177,7 +177,7 @@ def test_every_key_is_explained_by_help_keys():
 ROOMS = re.compile(r"mark\.covers\(([^)]*)\)")
 
 
-def item(path: str, *covered: str, is_smoke: bool = False):
+def make_item(path: str, *covered: str, is_smoke: bool = False):
     return SimpleNamespace(
         path=PROJECT_DIR / path,
         iter_markers=lambda name: [SimpleNamespace(args=covered)] * (name == "covers"),
@@ -188,13 +188,13 @@ def item(path: str, *covered: str, is_smoke: bool = False):
 @pytest.mark.parametrize(
     ("test", "changed"),
     [
-        (item("tests/unit/plan/test_plan.py"), "pipeline/plan/config_reader.py"),
-        (item("tests/unit/prepare/mig/test_profiles.py"), "pipeline/prepare/mig/profiles.py"),
-        (item("tests/unit/listeners/test_host.py"), "listeners/nvml.py"),
-        (item("tests/unit/plan/test_plan.py"), "tests/unit/plan/test_plan.py"),
-        (item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/scale/local_gpus.py"),
-        (item("tests/flow/test_run.py", "run.py"), "run.py"),
-        (item("tests/flow/test_run.py", is_smoke=True), "docs/mig.md"),
+        (make_item("tests/unit/plan/test_plan.py"), "pipeline/plan/config_reader.py"),
+        (make_item("tests/unit/prepare/mig/test_profiles.py"), "pipeline/prepare/mig/profiles.py"),
+        (make_item("tests/unit/listeners/test_host.py"), "listeners/nvml.py"),
+        (make_item("tests/unit/plan/test_plan.py"), "tests/unit/plan/test_plan.py"),
+        (make_item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/scale/local_gpus.py"),
+        (make_item("tests/flow/test_run.py", "run.py"), "run.py"),
+        (make_item("tests/flow/test_run.py", is_smoke=True), "docs/mig.md"),
     ],
 )
 def test_a_test_is_about_its_folder_its_file_and_what_it_names(test, changed):
@@ -204,10 +204,10 @@ def test_a_test_is_about_its_folder_its_file_and_what_it_names(test, changed):
 @pytest.mark.parametrize(
     ("test", "changed"),
     [
-        (item("tests/unit/plan/test_plan.py"), "pipeline/planner/serve.py"),
-        (item("tests/unit/plan/test_plan.py"), "pipeline/record/plan.py"),
-        (item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/study.py"),
-        (item("tests/unit/test_readme.py"), "tests/unit/test_imports.py"),
+        (make_item("tests/unit/plan/test_plan.py"), "pipeline/planner/serve.py"),
+        (make_item("tests/unit/plan/test_plan.py"), "pipeline/record/plan.py"),
+        (make_item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/study.py"),
+        (make_item("tests/unit/test_readme.py"), "tests/unit/test_imports.py"),
     ],
 )
 def test_a_test_is_about_nothing_else(test, changed):

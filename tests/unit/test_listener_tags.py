@@ -41,7 +41,7 @@ class Source:
         yield
 
 
-def observed(listener: Source, spec: ListenerSpec = SPEC) -> tuple[dict[str, str], list[str]]:
+def observe_tags(listener: Source, spec: ListenerSpec = SPEC) -> tuple[dict[str, str], list[str]]:
     """Return the tags and the warnings."""
     execution: Any = object.__new__(group_execution.GroupExecution)
     execution.tags, execution.helpers, warnings = {}, [], []
@@ -53,24 +53,24 @@ def observed(listener: Source, spec: ListenerSpec = SPEC) -> tuple[dict[str, str
 
 
 def test_a_chosen_source_is_in_the_tags() -> None:
-    assert observed(Source("dcgm")) == ({"collocation.listener.activity": "source: dcgm"}, [])
-    assert observed(Source("activity")) == ({}, [])
+    assert observe_tags(Source("dcgm")) == ({"collocation.listener.activity": "source: dcgm"}, [])
+    assert observe_tags(Source("activity")) == ({}, [])
 
 
 def test_a_missing_source_is_in_the_tags_and_a_warning() -> None:
-    tags, warnings = observed(Source("gpm", ListenerError("no counters; install them")))
+    tags, warnings = observe_tags(Source("gpm", ListenerError("no counters; install them")))
     assert tags == {"collocation.listener.activity": "absent: no counters; install them"}
     assert warnings == ["left out: no counters; install them"]
 
 
 def test_a_device_that_cannot_have_the_sensor_is_no_warning() -> None:
-    tags, warnings = observed(Source("gpm", NoSensorError("no GPU; leave it out")))
+    tags, warnings = observe_tags(Source("gpm", NoSensorError("no GPU; leave it out")))
     assert tags == {"collocation.listener.activity": "absent: no GPU; leave it out"} and warnings == []
 
 
 def test_a_required_listener_is_an_error_on_any_device() -> None:
     with pytest.raises(NoSensorError):
-        observed(Source("gpm", NoSensorError("no GPU")), dataclasses.replace(SPEC, required=Required.YES))
+        observe_tags(Source("gpm", NoSensorError("no GPU")), dataclasses.replace(SPEC, required=Required.YES))
 
 
 A100 = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(8, 0)))
@@ -83,15 +83,15 @@ def warnings(make_plan: MakePlan, options: Sequence[str], device: Device = GPU) 
     return list(list_missing_sources(make_plan([*options], device=device)))
 
 
-def listeners_of(file: str, key: str) -> list[list[str]]:
+def make_listeners(file: str, key: str) -> list[list[str]]:
     defaults = yaml.safe_load((PROJECT_DIR / "conf" / file).read_text(encoding="utf-8"))["defaults"]
     return [entry[key] for entry in defaults if key in entry]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (PROJECT_DIR / "conf" / "experiment").glob("*.yaml")))
 def test_each_experiment_with_published_figures_reads_the_activity_of_the_gpu(name: str) -> None:
-    by_default = listeners_of("config.yaml", "listeners")
-    listeners = [*listeners_of(f"experiment/{name}.yaml", "override /listeners"), *by_default][0]
+    by_default = make_listeners("config.yaml", "listeners")
+    listeners = [*make_listeners(f"experiment/{name}.yaml", "override /listeners"), *by_default][0]
     assert ("activity" in listeners) is (name not in WITHOUT_FIGURES)
 
 

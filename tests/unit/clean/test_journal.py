@@ -63,7 +63,7 @@ def plant(journal: Journal, content: bytes) -> None:
     journal.path.write_bytes(content)
 
 
-def undone(tmp_path):
+def replay_kinds(tmp_path):
     log = tmp_path / "undone.log"
     return log.read_text().split() if log.exists() else []
 
@@ -93,17 +93,17 @@ def test_what_became_known_later_is_used(journal, tmp_path):
     with journal.guard("file", path="/nonexistent/guess") as step:
         journal.amend(step, path=str(tmp_path / "known-later"))
         assert len(journal.read_steps()) == 1
-    assert undone(tmp_path) == ["known-later"]
+    assert replay_kinds(tmp_path) == ["known-later"]
 
 
 def test_steps_are_undone_newest_first_and_once(journal, tmp_path):
     steps = [journal.add("file", path=str(tmp_path / name)) for name in ("a", "b", "c")]
     journal.undo(steps[1])
     assert [step.step_id for step in replay(journal)] == [steps[2].step_id, steps[0].step_id]
-    assert undone(tmp_path) == ["b", "c", "a"]
+    assert replay_kinds(tmp_path) == ["b", "c", "a"]
     assert replay(journal) == ()
     journal.undo(steps[0])
-    assert undone(tmp_path) == ["b", "c", "a"]
+    assert replay_kinds(tmp_path) == ["b", "c", "a"]
 
 
 def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journal, tmp_path):
@@ -113,7 +113,7 @@ def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journa
     with pytest.raises(SharingError, match="y is stuck") as caught:
         replay(journal)
     assert caught.value.__notes__ == ["also not undone: x is stuck"]
-    assert undone(tmp_path) == ["a"]
+    assert replay_kinds(tmp_path) == ["a"]
     assert [step.kind for step in journal.read_steps()] == ["stuck", "stuck"]
 
 
@@ -122,7 +122,7 @@ def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, 
     journal.add("refused", path="it")
     with pytest.raises(JournalError, match=r"cannot ask it: .*not permitted"):
         replay(journal)
-    assert undone(tmp_path) == ["a"]
+    assert replay_kinds(tmp_path) == ["a"]
     assert [step.kind for step in journal.read_steps()] == ["refused"]
 
 
@@ -169,7 +169,7 @@ def test_half_a_line_is_a_step_that_was_not_taken(journal, tmp_path):
     assert journal.read_steps() == (first,)
     journal.add("file", path=str(tmp_path / "b"))
     replay(journal)
-    assert undone(tmp_path) == ["b", "a"]
+    assert replay_kinds(tmp_path) == ["b", "a"]
 
 
 def test_a_file_with_only_half_a_line_goes_away(journal):
@@ -260,7 +260,7 @@ def test_a_step_of_an_earlier_boot_is_removed_without_being_carried_out(journal,
     for name, arguments in (("a", {"boot": boot_id()}), ("b", {"boot": "an earlier one"}), ("c", {})):
         journal.add("file", path=str(tmp_path / name), **arguments)
     assert len(replay(journal)) == 3
-    assert undone(tmp_path) == ["c", "a"]
+    assert replay_kinds(tmp_path) == ["c", "a"]
     assert not journal.path.exists()
 
 
@@ -285,7 +285,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
         replay(second_journal)
     assert [(file.device_uuid, file.is_ours) for file in find_journals(tmp_path)] == [(UUID, False)]
     assert undo_all(second_journal) == ([], [])
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
@@ -305,7 +305,7 @@ def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which)
         replay(journal)
     with pytest.raises(JournalError, match="other users can write"):
         undo_all(journal)
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(journal, tmp_path):
@@ -336,7 +336,7 @@ def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatc
         replay(journal)
     monkeypatch.setenv("PATH", f"{tmp_path}:{program.parent}")
     replay(journal)
-    assert undone(tmp_path) == ["program"]
+    assert replay_kinds(tmp_path) == ["program"]
 
 
 @pytest.mark.parametrize("simulated", [{}, {"program": "/nonexistent/program"}])
@@ -346,7 +346,7 @@ def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkey
     journal.add("program", name="program")
     with pytest.raises(SharingError, match=r"needs program|/nonexistent/program is not executable"):
         replay(journal)
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):

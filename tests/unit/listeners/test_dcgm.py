@@ -420,7 +420,7 @@ def test_one_that_only_complains_is_an_error_with_its_words(dcgmi: Dcgmi, monkey
         wait_until(lambda: thread_of(listener) is None)
 
 
-def _recorded() -> tuple[dict[str, str], dict[str, str]]:
+def _read_recording() -> tuple[dict[str, str], dict[str, str]]:
     """Columns of the recorded query of an H100: as asked for to header, and to value (without unit)."""
     command, header, *_ = (DATA / "h100" / "query.txt").read_text().splitlines()
     row = (DATA / "h100" / "query_nounits.txt").read_text().splitlines()[1].split(", ")
@@ -475,7 +475,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    header, row = _recorded()
+    header, row = _read_recording()
     program = Program(tmp_path / "nvidia-smi", header, row)
     program.write()
     return program

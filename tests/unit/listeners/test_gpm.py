@@ -133,7 +133,7 @@ def library(tmp_path: Path) -> Iterator[GpmLibrary]:
     assert not library.buffers, "a sample was not freed"
 
 
-def _first(*gi_ids: int | None) -> Collected:
+def _collect_first(*gi_ids: int | None) -> Collected:
     """The samples that are there when entering returns."""
     group, sink = OneDevice(), Collected()
     group.slots = tuple(Slot(visible_devices="", gpu_uuid=UUID, gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
@@ -158,7 +158,7 @@ class TestGpmListener(GpuListenerContract):
 
 
 def test_values_are_in_the_units_of_their_names() -> None:
-    (sample,) = _first(None)
+    (sample,) = _collect_first(None)
     assert sample.gi_id is None
     assert sample.values == pytest.approx(
         {
@@ -184,7 +184,7 @@ def test_pynvml_names_the_ids_of_nvml_h() -> None:
 
 def test_each_instance_is_sampled_once_and_without_what_only_the_gpu_has(library: GpmLibrary) -> None:
     library.values |= {5: PER_INSTANCE | {1: 10.0}, 9: PER_INSTANCE | {1: 20.0}}
-    samples = _first(9, 5, 9)
+    samples = _collect_first(9, 5, 9)
     assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in samples] == [
         (None, pytest.approx(0.999)),
         (5, pytest.approx(0.1)),
@@ -197,21 +197,21 @@ def test_each_instance_is_sampled_once_and_without_what_only_the_gpu_has(library
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_no_number_is_absent(library: GpmLibrary, value: float) -> None:
     library.values[None][2] = value
-    (sample,) = _first()
+    (sample,) = _collect_first()
     assert "smact_ratio" not in sample.values
     assert sample.values["gract_ratio"] == pytest.approx(0.999)
 
 
 def test_a_metric_that_is_refused_is_absent_and_not_0(library: GpmLibrary) -> None:
     del library.values[None][61]
-    (sample,) = _first()
+    (sample,) = _collect_first()
     assert "nvlink_tx_mib_per_s" not in sample.values
     assert sample.values["nvlink_rx_mib_per_s"] == 0
 
 
 def test_a_metric_that_the_driver_passes_over_is_absent_and_not_0(library: GpmLibrary) -> None:
     library.passed_over = {60}
-    (sample,) = _first()
+    (sample,) = _collect_first()
     assert "nvlink_rx_mib_per_s" not in sample.values
     assert sample.values["nvlink_tx_mib_per_s"] == 0
 
@@ -265,26 +265,26 @@ def test_a_gpu_without_counters_is_told_which_ones_have_them(library: GpmLibrary
     with pytest.raises(
         ListenerError, match=r"no GPM counters, which came with Hopper .*listeners\.gpm\.required=false"
     ):
-        _first()
+        _collect_first()
 
 
 def test_a_driver_without_gpm_is_named_as_such(library: GpmLibrary) -> None:
     library.fail(nvmlGpmQueryDeviceSupport=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     with pytest.raises(ListenerError, match="R520"):
-        _first()
+        _collect_first()
 
 
 def test_missing_permission_is_an_error_with_the_remedy(library: GpmLibrary) -> None:
     library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
     with pytest.raises(ListenerError, match=r"whole GPU: Insufficient Permissions.*RestrictProfiling"):
-        _first()
+        _collect_first()
 
 
 def test_an_instance_that_does_not_answer_is_left_out_with_a_warning(
     library: GpmLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.values[5] = dict(PER_INSTANCE)
-    assert [sample.gi_id for sample in _first(5, 7)] == [None, 5]
+    assert [sample.gi_id for sample in _collect_first(5, 7)] == [None, 5]
     assert "GPU instance 7: Not Supported" in caplog.text
 
 
@@ -293,14 +293,14 @@ def test_instances_are_sampled_where_the_whole_gpu_may_not_be(
 ) -> None:
     library.values[5] = dict(PER_INSTANCE)
     library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
-    assert [sample.gi_id for sample in _first(5)] == [5]
+    assert [sample.gi_id for sample in _collect_first(5)] == [5]
     assert "the whole GPU" in caplog.text
 
 
 def test_a_gpu_that_nvml_does_not_know_is_an_error(library: GpmLibrary) -> None:
     library.change(uuid="GPU-other")
     with pytest.raises(ListenerError, match=f"listener gpm: NVML cannot read GPU {UUID}"):
-        _first()
+        _collect_first()
 
 
 class TestNvmlListener(GpuListenerContract):
@@ -433,14 +433,14 @@ class TestNvmlListener(GpuListenerContract):
         assert {sample.job for sample in sink} == {None}
 
     def test_utilisation_of_a_job_is_summed_over_its_processes(self, library: NvmlLibrary) -> None:
-        with _busy_and_idle_job(library, "C") as (group, child):
+        with _hold_busy_and_idle_job(library, "C") as (group, child):
             busy = ((group.jobs[0], 40, 10), (child, 20, 5), (1, 30, 3))
             report_utilization(library, lambda since_us: [(pid, since_us + 1, *used) for pid, *used in busy])
             assert _observe_utilization(group) == {0: (60, 15), 1: (0, 0)}
 
     def test_mps_clients_have_no_utilisation(self, library: NvmlLibrary) -> None:
         """Recorded on an H100 with driver 580: only the server has a figure, 62 % and 9 %."""
-        with _busy_and_idle_job(library, "M+C") as (group, _):
+        with _hold_busy_and_idle_job(library, "M+C") as (group, _):
             report_utilization(library, lambda since_us: [(577, since_us + 1, 62, 9)])
             assert _observe_utilization(group) == {}
 
@@ -448,12 +448,12 @@ class TestNvmlListener(GpuListenerContract):
     def test_refused_utilisation_is_missing(self, library: NvmlLibrary, code: int) -> None:
         """MIG mode and missing permissions refuse both calls."""
         library.fail(nvmlDeviceGetProcessesUtilizationInfo=code, nvmlDeviceGetProcessUtilization=code)
-        with _busy_and_idle_job(library, "C") as (group, _):
+        with _hold_busy_and_idle_job(library, "C") as (group, _):
             assert _observe_utilization(group) == {}
 
 
 @contextmanager
-def _busy_and_idle_job(library: NvmlLibrary, kind: str) -> Iterator[tuple[OneDevice, int]]:
+def _hold_busy_and_idle_job(library: NvmlLibrary, kind: str) -> Iterator[tuple[OneDevice, int]]:
     """Run a job with a child process and a job without; yield the group and the child's PID."""
     group = OneDevice()
     script = "child = os.fork() or time.sleep(60)\nprint(child, flush=True)\ntime.sleep(60)"

@@ -97,7 +97,7 @@ def boot(tmp_path, monkeypatch):
     return tmp_path / "boot_id"
 
 
-def entry(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
+def make_stored_row(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
     """A group in the store, with the samples/s of its jobs."""
     of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
     return record(
@@ -131,29 +131,29 @@ def list_remaining(plan, *finished):
 
 def test_finished_groups_are_not_run_again(plan):
     assert list_remaining(plan) == [1, 2, 3, 4]
-    assert list_remaining(plan, entry(plan.groups[0]), entry(plan.groups[1])) == [3, 4]
-    assert list_remaining(plan, entry(plan.groups[2])) == [1, 2, 4]
+    assert list_remaining(plan, make_stored_row(plan.groups[0]), make_stored_row(plan.groups[1])) == [3, 4]
+    assert list_remaining(plan, make_stored_row(plan.groups[2])) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
     ("result", "expected"), [("oom", [2, 3, 4]), ("failed", [1, 2, 3, 4]), ("interrupted", [1, 2, 3, 4])]
 )
 def test_findings_stay_and_failures_run_again(plan, result, expected):
-    assert list_remaining(plan, entry(plan.groups[0], result=result)) == expected
+    assert list_remaining(plan, make_stored_row(plan.groups[0], result=result)) == expected
 
 
 def test_a_group_that_was_skipped_runs_once_nothing_stands_in_its_way(plan):
-    skipped = entry(plan.groups[0], result="skipped")
+    skipped = make_stored_row(plan.groups[0], result="skipped")
     assert list_remaining(plan, skipped) == [1, 2, 3, 4]
     still = dataclasses.replace(plan.groups[0], skip_reason="no room")
     assert list_remaining(dataclasses.replace(plan, groups=(still, *plan.groups[1:])), skipped) == [2, 3, 4]
 
 
 def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
-    first = [entry(g, boot="boot-before") for g in plan.groups]
+    first = [make_stored_row(g, boot="boot-before") for g in plan.groups]
     assert list_remaining(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
     assert list_remaining(plan, first[0]) == [1, 2, 3, 4]
-    other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
+    other_gpu = [make_stored_row(g, gpu="GPU-other") for g in plan.groups]
     assert list_remaining(plan, other_gpu[0]) == [1, 2, 3, 4]
 
 
@@ -183,26 +183,26 @@ def set_state(plan, state):
 @pytest.mark.parametrize(("fact", "before", "change"), CHANGES)
 def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(plan, fact, before, change):
     plan = set_state(plan, STATE)
-    first = [entry(g, 100.0, 100.0, **STATE | {fact: before}) for g in plan.groups]
+    first = [make_stored_row(g, 100.0, 100.0, **STATE | {fact: before}) for g in plan.groups]
     assert list_remaining(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
     again, _ = resume.select_remaining(plan, first[:3])
     (line,) = resume.describe_restarts(again, first[:3])
     assert line == f"resume: unfinished blocks start again without 1 earlier result ({change})"
-    assert resume.describe_restarts(again, [entry(g, **STATE) for g in plan.groups]) == []
-    assert list_remaining(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
+    assert resume.describe_restarts(again, [make_stored_row(g, **STATE) for g in plan.groups]) == []
+    assert list_remaining(plan, first[2], make_stored_row(plan.groups[3], **STATE)) == [1, 2, 3]
 
 
 def test_what_is_not_known_of_a_state_is_no_change(plan):
     plan = set_state(plan, STATE)
     state_without_clocks = {name: value for name, value in STATE.items() if not name.endswith("clock_setting_mhz")}
     for facts in ({}, state_without_clocks, state_without_clocks | {"ecc_mode": ""}):
-        assert list_remaining(plan, entry(plan.groups[0], **facts)) == [2, 3, 4]
+        assert list_remaining(plan, make_stored_row(plan.groups[0], **facts)) == [2, 3, 4]
     of_no_driver = set_state(plan, {})
-    assert list_remaining(of_no_driver, entry(plan.groups[0], **STATE)) == [2, 3, 4]
+    assert list_remaining(of_no_driver, make_stored_row(plan.groups[0], **STATE)) == [2, 3, 4]
     # Two states that contradict each other are two, whatever else is unknown.
     begun = [
-        entry(plan.groups[2], **state_without_clocks),
-        entry(plan.groups[3], **state_without_clocks | {"power_limit_w": "500"}),
+        make_stored_row(plan.groups[2], **state_without_clocks),
+        make_stored_row(plan.groups[3], **state_without_clocks | {"power_limit_w": "500"}),
     ]
     assert list_remaining(plan, *begun) == [1, 2, 4]
 
@@ -213,7 +213,7 @@ def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseli
     plan = set_state(plan, STATE)
     serial, pair = plan.groups[:2]
     old = dataclasses.replace(
-        make_row(serial, 100), origin=MachineState.from_facts(entry(serial, **STATE | {fact: "x"}).facts)
+        make_row(serial, 100), origin=MachineState.from_facts(make_stored_row(serial, **STATE | {fact: "x"}).facts)
     )
     new = make_row(pair, 60, 60)
     comparison = Comparison()
@@ -235,12 +235,14 @@ def test_a_row_after_a_change_in_the_middle_of_a_study_is_not_compared_with_thos
 def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(plan):
     own_gpu, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
     both = [own_gpu, other]
-    begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
+    begun = [make_stored_row(plan.groups[0]), make_stored_row(plan.groups[2], gpu="GPU-other")]
     groups, known = resume.select_remaining(plan, begun, gpus=both)
     assert [group.number for group in groups] == [2, 4]
     assert [row.gpu_uuid for row in known] == [own_gpu.uuid, other.uuid]
     one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, shard=1) for g in plan.groups))
-    groups, known = resume.select_remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
+    groups, known = resume.select_remaining(
+        one_unit, [*begun, make_stored_row(plan.groups[3], gpu="GPU-other")], gpus=both
+    )
     assert [group.number for group in groups] == [1, 2]  # the one that found more of it
     assert list_remaining(one_unit, *begun) == [2, 3, 4]
     before = [dataclasses.replace(attempt, facts=attempt.facts | {"boot_id": "boot-before"}) for attempt in begun]
@@ -249,8 +251,11 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
 
 def test_of_two_complete_attempts_the_newest_counts(plan):
     both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
-    old = [dataclasses.replace(entry(group), start_ns=START + SECOND) for group in plan.groups]
-    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ns=START + 2 * SECOND) for group in plan.groups]
+    old = [dataclasses.replace(make_stored_row(group), start_ns=START + SECOND) for group in plan.groups]
+    new = [
+        dataclasses.replace(make_stored_row(group, gpu="GPU-other"), start_ns=START + 2 * SECOND)
+        for group in plan.groups
+    ]
     for entries in (old + new, new + old):
         _, known = resume.select_remaining(plan, entries, gpus=both)
         assert {row.gpu_uuid for row in known} == {"GPU-other"}
@@ -258,7 +263,7 @@ def test_of_two_complete_attempts_the_newest_counts(plan):
 
 def test_a_unit_goes_on_where_no_boot_is_known(plan, boot):
     boot.unlink()
-    begun = entry(plan.groups[0], boot=None)
+    begun = make_stored_row(plan.groups[0], boot=None)
     assert [group.number for group in resume.select_remaining(plan, [begun])[0]] == [2, 3, 4]
 
 
@@ -266,10 +271,12 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
     groups = tuple(dataclasses.replace(g, program_digest=f"program-{g.number}") for g in plan.groups)
     plan = dataclasses.replace(plan, groups=groups)
     before = [
-        dataclasses.replace(entry(g, 1.0), digest=f"old-{g.number}", program_digest=g.program_digest, run_id="old")
+        dataclasses.replace(
+            make_stored_row(g, 1.0), digest=f"old-{g.number}", program_digest=g.program_digest, run_id="old"
+        )
         for g in plan.groups
     ]
-    exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
+    exact = dataclasses.replace(make_stored_row(groups[0], 2.0), program_digest=groups[0].program_digest)
     assert list_remaining(plan, *before) == [1, 2, 3, 4]
     remaining_groups, known = resume.select_remaining(plan, [exact, *before[:3]], accept_environment=True)
     assert [g.number for g in remaining_groups] == [4]
@@ -280,7 +287,7 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
 
 
 def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
-    _, (earlier,) = resume.select_remaining(plan, [entry(plan.groups[1], 60.0, 60.0)])
+    _, (earlier,) = resume.select_remaining(plan, [make_stored_row(plan.groups[1], 60.0, 60.0)])
     comparison = Comparison()
     assert comparison.add(earlier) == []
     changed = {
@@ -297,7 +304,7 @@ def test_a_baseline_of_another_length_does_not_count():
 
 
 def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
-    _, known = resume.select_remaining(plan, [entry(plan.groups[0], 100.0)])
+    _, known = resume.select_remaining(plan, [make_stored_row(plan.groups[0], 100.0)])
     comparison = Comparison()
     for earlier in known:
         comparison.add(earlier)
@@ -308,7 +315,7 @@ def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
 def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     flagged = {"collocation.invalid": "job 0-a made no step in the last 3 s of the window"}
     stood_still = dataclasses.replace(make_row(plan.groups[0], 100), tags=flagged)
-    good = entry(plan.groups[0], 100.0)
+    good = make_stored_row(plan.groups[0], 100.0)
     stored = dataclasses.replace(good, invalid=flagged["collocation.invalid"])
     for baseline in (stood_still, *resume.select_remaining(plan, [stored])[1]):
         comparison = Comparison()
@@ -375,7 +382,7 @@ def test_other_answers_than_alone_are_wrong_results():
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [
-        dataclasses.replace(entry(planned_group), notes={"first_losses": json.dumps(of_jobs)})
+        dataclasses.replace(make_stored_row(planned_group), notes={"first_losses": json.dumps(of_jobs)})
         for planned_group, of_jobs in zip(plan.groups, losses, strict=False)
     ]
     _, known = resume.select_remaining(plan, stored)

@@ -17,7 +17,7 @@ from pipeline.observe.group_result import JobResult
 from tests.support.rows import FIELDS, S, group, judge, judge_events, make_row, state, steps
 
 
-def nvml(t_s, **values) -> Sample:
+def make_nvml_sample(t_s, **values) -> Sample:
     return Sample(source="nvml", t_ns=int(t_s * S), values=values)
 
 
@@ -45,7 +45,7 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
 def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
     pair = group("a", "b", workloads={"work_unit": "sequences"})
     tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
-    samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
+    samples = [make_nvml_sample(t, energy_j=100.0 * t) for t in range(12)]
     row = judge_events(tmp_path, pair, *([event, *steps(0, 11.2, 0.5, 5)] for event in tokens), samples=samples)
     assert row.jobs[1].metrics["throughput_sequences_per_s"] == pytest.approx(10)
     assert row.jobs[1].metrics["throughput_tokens_per_s"] == pytest.approx(1280)
@@ -99,7 +99,7 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
     energy = itertools.accumulate(w for _, w in watts)
-    samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
+    samples = [make_nvml_sample(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
     row = judge(mix, batches=batches, samples=samples, idle_w=50.0)
     assert row.metrics["makespan_s"] == 11
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
@@ -126,9 +126,9 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
 
-    samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
+    samples = [make_nvml_sample(-1, power_w=70.0, memory_used_mib=10.0)]
     samples += [
-        nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
+        make_nvml_sample(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
         for t in range(12)
     ]
     row = judge(alone, good, samples=samples, idle_w=70.0, waiting_w=120.0)
@@ -147,7 +147,7 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
 def make_energy_samples(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
     """Readings of a counter and of the power, twice a second over these stretches of tenths of seconds."""
     return [
-        nvml(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
+        make_nvml_sample(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
         for begin, end in stretches
         for t in range(begin, end, 5)
     ]
@@ -234,7 +234,9 @@ def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
 
 @pytest.mark.parametrize(("held", "words"), [(0, None), (1, "limited the clocks for 10 % of the window")])
 def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_baseline(tmp_path, held, words):
-    samples = [nvml(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [nvml(0, throttled_ratio=1.0)]
+    samples = [make_nvml_sample(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [
+        make_nvml_sample(0, throttled_ratio=1.0)
+    ]
     row = judge_events(tmp_path, group("a", sequential=True), steps(0, 11, 0.5, 50), samples=samples)
     assert row.metrics["throttled_ratio"] == pytest.approx(held / 10)
     assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
@@ -402,7 +404,7 @@ def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
     assert "collocation.invalid" not in before.tags
 
 
-def machine(busy, idle, *jobs) -> list[Sample]:
+def make_machine_samples(busy, idle, *jobs) -> list[Sample]:
     """Readings of a machine and of jobs, each with the CPU time and the wait of a core in per cent."""
     samples = []
     for t in range(12):
@@ -416,13 +418,19 @@ def machine(busy, idle, *jobs) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "mark"),
     [
-        (machine(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
-        (machine(2, 0, (60, 10), (60, 30)), "job 1-b waited for a CPU for 30 % of the time while other programs"),
-        (machine(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
-        (machine(9, 7, (30, 60), (30, 70)), None),  # CPUs are idle: a quota or pinning, and no other program
-        (machine(2, 0, (60, 5), (60, 5)), None),
-        (machine(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
-        (machine(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
+        (make_machine_samples(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
+        (
+            make_machine_samples(2, 0, (60, 10), (60, 30)),
+            "job 1-b waited for a CPU for 30 % of the time while other programs",
+        ),
+        (make_machine_samples(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
+        (
+            make_machine_samples(9, 7, (30, 60), (30, 70)),
+            None,
+        ),  # CPUs are idle: a quota or pinning, and no other program
+        (make_machine_samples(2, 0, (60, 5), (60, 5)), None),
+        (make_machine_samples(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
+        (make_machine_samples(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
     ],
 )
 def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_path, samples, mark):
@@ -453,7 +461,7 @@ def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path)
 def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_enough(tmp_path, end_s, has_energy):
     window = Window(kind=WindowKind.STEADY, seconds=1, settle_s=2, most_s=10)
     alone = group("a", window=window)
-    samples = [nvml(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
+    samples = [make_nvml_sample(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
     row = judge_events(tmp_path, alone, steps(0, 9, 0.1, 4), told_s=end_s, samples=samples)
     assert row.metrics["window_s"] == pytest.approx(end_s - 3)
     few = "" if has_energy else "job 0-a made 15 steps in the window; raise window.most_s"

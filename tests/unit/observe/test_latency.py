@@ -53,7 +53,7 @@ def queue_requests(load: float, count: int, *, waits_for_answers: bool = False) 
     return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
 
 
-def errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
+def compute_errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
     """How far the figures are from M/D/1's, relative to them."""
     theory = {"latency_mean_ms": 1 + load / (2 * (1 - load))}
     theory |= {f"latency_p{percent}_ms": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
@@ -65,7 +65,7 @@ def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
     rows = queue_requests(load, count)
     window = (S, int(rows[-1, 0]) + 1)
     figures = latency.compute_figures(record_requests(tmp_path / "open", rows), window, is_rate_given=True)
-    assert max(errors(load, figures).values()) < 0.02
+    assert max(compute_errors(load, figures).values()) < 0.02
     assert figures["service_mean_ms"] == pytest.approx(1)
     assert figures["queue_mean_ms"] == pytest.approx(load / (2 * (1 - load)), rel=0.02)
     assert figures["throughput_requests_per_s"] == pytest.approx(1000 * load, rel=0.01)
@@ -74,7 +74,7 @@ def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
     waits = latency.compute_figures(
         record_requests(tmp_path / "waits", queue_requests(load, 50_000, waits_for_answers=True)), window
     )
-    assert max(errors(load, waits).values()) > 0.5
+    assert max(compute_errors(load, waits).values()) > 0.5
 
 
 def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_one_it_came_in(tmp_path):

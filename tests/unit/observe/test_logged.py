@@ -285,7 +285,7 @@ def test_the_first_use_of_the_gpu_is_the_first_sample_of_the_job_there_after_its
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
 
 
-def refusal(tmp_path, pattern, line, **source) -> str:
+def get_refusal(tmp_path, pattern, line, **source) -> str:
     return read_output(tmp_path / "log", pattern, f"{line}\n", **source).unreadable
 
 
@@ -302,7 +302,7 @@ def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
 
 @rows("output_rates", "ambiguous_numbers")
 def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there(tmp_path, pattern, line, remedy):
-    assert remedy in refusal(tmp_path, pattern, line)
+    assert remedy in get_refusal(tmp_path, pattern, line)
     alone, states = make_script_states(tmp_path, RateSource(pattern=pattern))
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
     row = judge(alone, *states)
@@ -314,7 +314,7 @@ def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there
 @rows("output_rates", "decimal_marks")
 def test_the_user_says_the_decimal_mark(tmp_path, line, mark, number):
     if number is None:
-        assert refusal(tmp_path, Q, line, decimal_mark=mark)
+        assert get_refusal(tmp_path, Q, line, decimal_mark=mark)
     else:
         assert rate(tmp_path, Q, line, decimal_mark=mark) == pytest.approx(number)
 
@@ -349,13 +349,13 @@ def test_a_number_without_a_unit_is_no_rate_of_samples(tmp_path, line):
 @rows("output_rates", "renamed_units")
 def test_the_work_unit_of_the_user_renames_the_unit_but_cannot_contradict_it(tmp_path, work_unit, line, per_s):
     if per_s is None:
-        assert f", not {work_unit}; set workload.work_unit=" in refusal(tmp_path, NUMBER, line, unit=work_unit)
+        assert f", not {work_unit}; set workload.work_unit=" in get_refusal(tmp_path, NUMBER, line, unit=work_unit)
     else:
         assert rate(tmp_path, NUMBER, line, unit=work_unit) == pytest.approx(per_s)
 
 
 def test_lines_of_one_job_count_one_kind_of_work(tmp_path):
-    assert "the number counts images, not tokens" in refusal(
+    assert "the number counts images, not tokens" in get_refusal(
         tmp_path, "rate: ([0-9.]+)", "rate: 8 tok/s\nrate: 3 img/s"
     )
 
@@ -411,7 +411,7 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
             assert row.metrics[f"throughput_total_{unit}_per_s"] == pytest.approx(result)
 
 
-def examples() -> list[tuple[str, str, str, str, str]]:
+def read_examples() -> list[tuple[str, str, str, str, str]]:
     """The programs of the page, each with a line of its output, the pattern and the units that the page gives it."""
     page = (PROJECT_DIR / "docs/workloads.md").read_text(encoding="utf-8")
     command = r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'"""
@@ -434,10 +434,10 @@ RATES = {
 
 
 def test_the_page_has_a_pattern_for_each_of_these_programs():
-    assert {name for name, *_ in examples()} == set(RATES)
+    assert {name for name, *_ in read_examples()} == set(RATES)
 
 
-@pytest.mark.parametrize(("name", "line", "pattern", "unit_name", "work_unit"), examples())
+@pytest.mark.parametrize(("name", "line", "pattern", "unit_name", "work_unit"), read_examples())
 def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, unit_name, work_unit):
     unit = rate_units.parse_unit(unit_name) if unit_name else None
     assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])

@@ -122,7 +122,7 @@ class Primes:
         return {"tilt": self.tilt / 2, "total": 3}
 
 
-def primes(**methods: Any) -> Any:
+def make_primes(**methods: Any) -> Any:
     """Return a workload of `Primes` with other methods."""
     kind = option_loader.load(f"{__name__}.Primes")
     values = {key: methods.pop(key) for key in ("tilt", "total", "bins") if key in methods}
@@ -130,7 +130,7 @@ def primes(**methods: Any) -> Any:
 
 
 def test_values_are_derived_once_and_those_that_are_given_win(monkeypatch):
-    planned = primes(total=99).complete().program_options()
+    planned = make_primes(total=99).complete().program_options()
     assert planned == {"tilt": 0.25, "total": 99, "bins": [1]}
     by_hand = program.parse(Primes, ["--total", "99"])
     assert (by_hand.tilt, by_hand.options.tilt, by_hand.total) == (0.25, 0.25, 99)
@@ -159,7 +159,7 @@ def fail(*_: object) -> None:
     ],
 )
 def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
-    wrong = primes(**workload)
+    wrong = make_primes(**workload)
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
         wrong = wrong.complete()
         wrong.refuse_wrong(CPU, device_was_chosen=True)
@@ -178,7 +178,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        job_entries._shrink(primes(small=method))
+        job_entries._shrink(make_primes(small=method))
 
 
 @dataclass
@@ -304,7 +304,7 @@ def read_content(path):
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
-def errors(kind, content):
+def list_errors(kind, content):
     return [f"{error.json_path}: {error.message}" for error in validator(kind).iter_errors(content)]
 
 
@@ -312,7 +312,7 @@ def errors(kind, content):
     ("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths], ids=lambda value: str(value)
 )
 def test_files_of_the_project_are_valid(kind, path):
-    assert errors(kind, read_content(path)) == []
+    assert list_errors(kind, read_content(path)) == []
 
 
 def set_value(content, place, value):
@@ -349,7 +349,7 @@ BLOCK = ("blocks", 0)
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_what_no_study_takes_is_refused(place, value):
-    assert errors("experiment", set_value(read_content(QUICK), place, value))
+    assert list_errors("experiment", set_value(read_content(QUICK), place, value))
 
 
 @pytest.mark.parametrize(
@@ -371,15 +371,15 @@ def test_what_no_study_takes_is_refused(place, value):
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_what_a_study_takes_is_valid(place, value):
-    assert errors("experiment", set_value(read_content(QUICK), place, value)) == []
+    assert list_errors("experiment", set_value(read_content(QUICK), place, value)) == []
 
 
 def test_a_workload_file_has_the_keys_of_its_kind():
     tiny = read_content(PROJECT_DIR / "conf/workload/tiny.yaml")
-    assert errors("workload", tiny | {"rate_per_s": 3})
-    assert errors("workload", tiny | {"batchsize": 3})
+    assert list_errors("workload", tiny | {"rate_per_s": 3})
+    assert list_errors("workload", tiny | {"batchsize": 3})
     infer = read_content(PROJECT_DIR / "conf/workload/infer_tiny.yaml")
-    assert errors("workload", infer | {"rate_per_s": 3}) == []
+    assert list_errors("workload", infer | {"rate_per_s": 3}) == []
 
 
 def test_every_option_of_every_kind_is_known():

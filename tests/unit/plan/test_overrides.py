@@ -132,7 +132,7 @@ TEXTS = (
 WORDS_OF_THE_PARSER = re.compile(r"<?EOF|EQUAL|extraneous|mismatched|viable|expecting|LexerNo|token recognition")
 
 
-def explanation(override: str) -> str:
+def get_explanation(override: str) -> str:
     """What is said of an override that Hydra refuses."""
     with pytest.raises(HydraException) as refused:
         OverridesParser.create().parse_overrides([override])
@@ -141,7 +141,7 @@ def explanation(override: str) -> str:
     return text
 
 
-def proposals(text: str) -> list[str]:
+def list_proposals(text: str) -> list[str]:
     """The overrides that are proposed, as bash gives them on."""
     words = text.partition("; ")[2]
     parts = re.split(r"(?:, or |, |^)(?:write the \w+ as|for \d+ runs write -m) ", words)[1:]
@@ -152,7 +152,7 @@ def proposals(text: str) -> list[str]:
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
-    *_, proposal = proposals(explanation(f"workload.flags.tag={text}"))
+    *_, proposal = list_proposals(get_explanation(f"workload.flags.tag={text}"))
     key, _, value = proposal.partition("=")
     assert key == "workload.flags.tag"
     meant = text.strip('"') if re.fullmatch(r"\"[^\"]*\"", text) else text
@@ -177,13 +177,13 @@ def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
 def test_a_list_or_a_map_gets_the_notation_that_hydra_reads(value, meant):
     parsed_values = [
         override_values.parse(proposal.partition("=")[2])
-        for proposal in proposals(explanation(f"workload.flags.x={value}"))[:2]
+        for proposal in list_proposals(get_explanation(f"workload.flags.x={value}"))[:2]
     ]
     assert meant is None or meant in parsed_values
 
 
 def test_several_values_of_which_one_cannot_be_read_may_be_runs_of_their_own():
-    *_, sweep = proposals(explanation("workload.flags.tag=a#,b"))
+    *_, sweep = list_proposals(get_explanation("workload.flags.tag=a#,b"))
     assert sweep == "workload.flags.tag='a#',b"
     (override,) = OverridesParser.create().parse_overrides([sweep])
     assert [*override.sweep_string_iterator()] == ["'a#'", "b"]
@@ -209,7 +209,7 @@ def test_several_values_of_which_one_cannot_be_read_may_be_runs_of_their_own():
     ],
 )
 def test_what_is_proposed_is_what_the_key_takes(override, text):
-    assert explanation(override) == text
+    assert get_explanation(override) == text
 
 
 @pytest.mark.parametrize("argument", ["", "=5", "~", "+", "++=1", "@x=1"])
@@ -263,7 +263,7 @@ def test_a_text_with_commas_gets_its_quotes(override):
 )
 def test_a_word_without_a_key_is_explained_by_the_word_before_it(monkeypatch, words, proposal):
     monkeypatch.setattr("sys.argv", ["run.py", *words])
-    assert proposal in explanation(next(word for word in words if "=" not in word))
+    assert proposal in get_explanation(next(word for word in words if "=" not in word))
 
 
 def test_a_sweep_of_a_key_that_takes_a_list_is_said_to_be_several_runs():

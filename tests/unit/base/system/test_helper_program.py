@@ -18,7 +18,7 @@ from pipeline.base.system.helper_program import run, wait_for_end
 SH = "/bin/sh"
 
 
-def _gone(pid: int, within_s: float = 60.0) -> bool:
+def _is_gone(pid: int, within_s: float = 60.0) -> bool:
     """Whether the process ends in time; a zombie that init has not collected yet has ended."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -98,7 +98,7 @@ def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(
         run([SH, "-c", script], timeout_s=0.3, check=check)
     assert time.monotonic() - start < 50
     assert caught.value.status is None
-    assert _gone(int(caught.value.stderr.split()[-1]))
+    assert _is_gone(int(caught.value.stderr.split()[-1]))
 
 
 def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other(
@@ -116,7 +116,7 @@ def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other
     ) as caught:
         run([SH, "-c", f"echo $$ >&2; touch {time_runs_once_written}; exec sleep 60"], timeout_s=0.3)
     pid = int(caught.value.stderr.split()[-1])
-    assert not _gone(pid, within_s=0.1)
+    assert not _is_gone(pid, within_s=0.1)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -132,7 +132,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(helper_program, "wait_for_end", status)
     with pytest.raises(KeyboardInterrupt):
         run([SH, "-c", f"echo $$ > {pid_file}; sleep 60"], timeout_s=50)
-    assert _gone(int(pid_file.read_text()))
+    assert _is_gone(int(pid_file.read_text()))
 
 
 def test_a_signal_that_comes_while_a_program_is_made_leaves_no_process() -> None:
@@ -161,7 +161,7 @@ def test_a_daemon_left_behind_keeps_nobody_waiting_and_lives(tmp_path: Path) -> 
     daemon = int(done.stdout)
     try:
         assert time.monotonic() - start < 50
-        assert not _gone(daemon, within_s=0.1)
+        assert not _is_gone(daemon, within_s=0.1)
     finally:
         os.kill(daemon, signal.SIGKILL)
 

@@ -185,7 +185,7 @@ def test_numbers_within_texts_are_in_their_order() -> None:
     assert sorted(names, key=natural_key) == ["9", "10", "a", "a bs8", "a bs16", "a bs128", "b 2.5", "b 2.25"]
 
 
-def untracked(repository: Path) -> str:
+def list_untracked(repository: Path) -> str:
     command = ["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=all"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -195,7 +195,7 @@ def test_a_folder_that_is_made_is_none_of_the_repository_around_it(tmp_path: Pat
     root = tmp_path / "results" / "mlruns"
     paths.make_root(root)
     (root / DATABASE).touch()
-    assert untracked(tmp_path) == ""
+    assert list_untracked(tmp_path) == ""
     (root / ".gitignore").write_text("changed by its owner\n")
     paths.make_root(root)
     assert (root / ".gitignore").read_text() == "changed by its owner\n"

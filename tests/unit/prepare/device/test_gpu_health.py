@@ -191,7 +191,7 @@ def ill(machine: simulated.Machine, **what: Any) -> Health:
     return gpu_health.read(machine.rehearsed)
 
 
-def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
+def list_troubles(read: Health, before: Health | None = None) -> dict[str, str]:
     return {item.name: item.trouble for item in judged.check_health(read, before or read, 100.0) if item.trouble}
 
 
@@ -199,7 +199,7 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
     read = gpu_health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.is_remap_pending, read.recovery_action) == (0, False, "none")
     assert (read.num_pages_retired, read.throttle_reasons, read.xids) == (None, None, None)
-    assert troubles(read) == {}
+    assert list_troubles(read) == {}
 
 
 @pytest.mark.parametrize(
@@ -215,14 +215,14 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
 def test_each_fault_is_named_with_its_remedy(
     machine: simulated.Machine, what: dict[str, Any], item: str, text: str
 ) -> None:
-    reported = troubles(ill(machine, **what))
+    reported = list_troubles(ill(machine, **what))
     assert reported.keys() == {item}
     assert text in reported[item]
 
 
 def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
     read = ill(machine, ecc_uncorrected_ever=3, rows_remapped_uncorrectable=2, rows_remapped_correctable=1)
-    assert troubles(read) == {}
+    assert list_troubles(read) == {}
     texts = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
     assert texts["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
     assert texts["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
@@ -231,7 +231,7 @@ def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None
 def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Machine) -> None:
     machine.fail("nvmlDeviceSetMigMode", codes.IN_USE)
     machine.driver.set_mig_mode(0, is_on=True)
-    assert "MIG mode: off -> on" in troubles(gpu_health.read(machine.rehearsed))["pending resets"]
+    assert "MIG mode: off -> on" in list_troubles(gpu_health.read(machine.rehearsed))["pending resets"]
 
 
 @pytest.mark.parametrize("of_fields", [codes.NOT_SUPPORTED, codes.INVALID_ARGUMENT])
@@ -284,8 +284,10 @@ def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypa
 
 
 def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
-    assert troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
-    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
+    assert list_troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
+    assert (
+        "heat (hardware)" in list_troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
+    )
 
 
 def test_what_the_health_says_of_jobs_is_invalid_or_a_note() -> None:

@@ -267,13 +267,13 @@ def change(archive: Path) -> None:
         content.writestr("more.py", "")
 
 
-def version_of(interpreter: Interpreter) -> str:
+def read_version(interpreter: Interpreter) -> str:
     return run_python(interpreter, "import tiny; print(tiny.VERSION)")
 
 
 def test_requirements_are_installed_beside_nothing_else(resolve_wheels, tmp_path):
     interpreter = resolve_wheels(write(tmp_path / "requirements.txt", OFFLINE + "tiny<2\n"))
-    assert version_of(interpreter) == "1.0"
+    assert read_version(interpreter) == "1.0"
     assert [line for line in interpreter.lock if not line.startswith(("#", "-"))] == ["tiny==1.0"]
     environ = dict(interpreter.environ)
     assert environ["VIRTUAL_ENV"] == str(interpreter.python.parent.parent) and environ["PYTHONPATH"] == ""
@@ -294,7 +294,7 @@ def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_
     wheel(wheels, "tiny", "9.0")
     lock = write(tmp_path / "elsewhere/environment.txt", "\n".join(original.lock) + "\n")
     again = resolve_wheels(lock)
-    assert version_of(again) == "2.0" and again.python != original.python
+    assert read_version(again) == "2.0" and again.python != original.python
     assert again.lock == original.lock and again.lock_digest == original.lock_digest
     text = lock.read_text()
     assert env_lock.read_kind(text) == "venv" and env_lock.read_python_version(text) == VERSION
@@ -332,7 +332,7 @@ def test_what_a_file_includes_decides_as_well(resolve_wheels, tmp_path):
     first = resolve_wheels(file)
     base.write_text(OFFLINE + "tiny==2.0\n")
     second = resolve_wheels(file)
-    assert (version_of(first), version_of(second)) == ("1.0", "2.0")
+    assert (read_version(first), read_version(second)) == ("1.0", "2.0")
     assert f"--find-links {tmp_path}/wheels" in second.lock
 
 
@@ -359,19 +359,19 @@ def test_an_interpreter_is_named_from_the_working_directory(resolve_wheels, tmp_
     (tmp_path / "mypython").symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path / "elsewhere/requirements.txt", "--no-index\n--find-links ../wheels\ntiny==1.0\n")
-    assert version_of(resolve_wheels(file, python="./mypython")) == "1.0"
+    assert read_version(resolve_wheels(file, python="./mypython")) == "1.0"
 
 
 @pytest.mark.slow
 def test_the_dependencies_of_a_pyproject_are_installed(resolve_wheels, tmp_path, wheels):
     text = f'{PROJECT}["tiny==1.0"]\n[tool.uv]\nno-index = true\nfind-links = ["../wheels"]\n'
     file = write(tmp_path / "mine/pyproject.toml", text)
-    assert version_of(resolve_wheels(file)) == "1.0"
+    assert read_version(resolve_wheels(file)) == "1.0"
     write(file, text.replace("==1.0", ""))
-    uv("lock", folder=file.parent)
+    run_uv("lock", folder=file.parent)
     wheel(wheels, "tiny", "9.0")
-    assert version_of(resolve_wheels(file.with_name("uv.lock"))) == "2.0"  # locked before 9.0 was there
-    assert version_of(resolve_wheels(file)) == "9.0"
+    assert read_version(resolve_wheels(file.with_name("uv.lock"))) == "2.0"  # locked before 9.0 was there
+    assert read_version(resolve_wheels(file)) == "9.0"
 
 
 PROJECT = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.8"\ndependencies = '
@@ -382,7 +382,7 @@ DEVELOPMENT = '\n[dependency-groups]\ndev = ["ours"]'
 PYLOCK = 'lock-version = "1.0"\ncreated-by = "us"\n[[packages]]\nname = "ours"\ndirectory = { path = "ours" }'
 
 
-def uv(*arguments: str, folder: Path) -> None:
+def run_uv(*arguments: str, folder: Path) -> None:
     from uv import find_uv_bin
 
     subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
@@ -403,9 +403,9 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve_wheels, tmp_path
 @pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
 def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve_wheels, tmp_path, capsys, name):
     write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
-    uv("lock", folder=tmp_path)
-    uv("export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml", folder=tmp_path)
-    assert version_of(resolve_wheels(tmp_path / name)) == "1.0"
+    run_uv("lock", folder=tmp_path)
+    run_uv("export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml", folder=tmp_path)
+    assert read_version(resolve_wheels(tmp_path / name)) == "1.0"
     change(tmp_path / WHEEL)
     with pytest.raises(ConfigError, match=r"cannot be built; uv printed:(.|\n)*[Hh]ash"):
         resolve_wheels(tmp_path / name)
@@ -425,9 +425,9 @@ def test_sources_of_what_is_not_installed_are_no_obstacle(resolve_wheels, tmp_pa
     sources = f'{SOURCES}other = {{ workspace = true }}\ntiny = {{ path = "{WHEEL}" }}\n'
     workspace = '[tool.uv.workspace]\nmembers = ["other"]\n[dependency-groups]\nmore = ["other"]\n'
     file = write(tmp_path / "pyproject.toml", PROJECT + '["tiny>=1"]' + sources + workspace)
-    uv("lock", folder=tmp_path)
+    run_uv("lock", folder=tmp_path)
     assert "other" in (tmp_path / "uv.lock").read_text()
-    assert version_of(resolve_wheels(file)) == version_of(resolve_wheels(tmp_path / "uv.lock")) == "1.0"
+    assert read_version(resolve_wheels(file)) == read_version(resolve_wheels(tmp_path / "uv.lock")) == "1.0"
 
 
 @pytest.mark.sampled(1)
@@ -450,7 +450,7 @@ def test_what_can_be_edited_is_refused_and_leaves_nothing(resolve_wheels, tmp_pa
     text = text.replace("{uri}", folder.as_uri())
     if name == "uv.lock":
         write(tmp_path / "pyproject.toml", text)
-        uv("lock", folder=tmp_path)
+        run_uv("lock", folder=tmp_path)
     else:
         write(tmp_path / name, text)
     with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}.*install a wheel"):

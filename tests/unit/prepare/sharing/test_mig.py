@@ -89,7 +89,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mig_smi, "_RETRY_S", 0.05)
 
 
-def recording(machine: Machine) -> Path:
+def record_commands(machine: Machine) -> Path:
     """A program before nvidia-smi, as sudo would be, that writes each command down; returns its file."""
     log = machine.folder / "commands"
     prefix = machine.folder / "admin"
@@ -100,7 +100,7 @@ def recording(machine: Machine) -> Path:
 
 def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> None:
     before = a100.gpu
-    log = recording(a100)
+    log = record_commands(a100)
     with a100.shared("S", "L", "M", admin=(str(a100.folder / "admin"),)) as slots:
         by_gi = {instance.id: instance for instance in a100.gpu.instances}
         assert [by_gi[slot.gi_id].profile_id for slot in slots.slots] == [19, 9, 14]
@@ -162,7 +162,7 @@ def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleepe
 
 def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: Machine) -> None:
     before = a100.gpu
-    log = recording(a100)
+    log = record_commands(a100)
     requests = ("1c.3g.20gb", "2c.3g", "1g")
     with a100.shared(None, None, None, profiles=requests, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
@@ -340,7 +340,7 @@ def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch:
     attempt = Mig(program=str(a100.program)).prepare(a100.group(None, device=device), a100.folder)
     with pytest.raises(SharingError, match="needs nvidia-smi, which is not on PATH"), attempt:
         pytest.fail("found one")
-    log = recording(a100)
+    log = record_commands(a100)
     device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))
     group = a100.group(None, device=device, admin=(str(a100.folder / "admin"),))
     with Mig(program="/nonexistent").prepare(group, a100.folder):
@@ -449,7 +449,7 @@ def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> 
 def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machine) -> None:
     before = a100.gpu
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
-    log = recording(a100)
+    log = record_commands(a100)
     with a100.shared("S", "L", admin=(str(a100.folder / "admin"),)):
         assert sorted(a100.profiles()) == ["1g.5gb", "3g.20gb"]
     assert a100.gpu == before
@@ -565,7 +565,7 @@ def divided(a100: Machine) -> Machine:
     return dataclasses.replace(a100, device=device)
 
 
-def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
+def find_granted_device(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of a study to which an allocation grants this one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
     return device_choice.find_device(None, needs_gpu=False)
@@ -573,7 +573,7 @@ def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
     first = nvml.list_mig_devices(divided.device)[0]
-    device = granted(first.uuid, monkeypatch)
+    device = find_granted_device(first.uuid, monkeypatch)
     assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
     assert device.facts.as_texts()["multiprocessors"] == "42"
@@ -596,7 +596,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
 
 
 def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:
-    device = granted(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
+    device = find_granted_device(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
     for options in ({}, {"layout": "existing"}):
         with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
             Mig(**options).check(divided.group(None, device=device))

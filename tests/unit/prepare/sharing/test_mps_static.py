@@ -28,7 +28,7 @@ from pipeline.simulation.mps import control_program as simulated_program
 from pipeline.simulation.mps.command_answers import Device, Partitions
 from pipeline.simulation.mps.control_program import connect
 from tests.support.simulated import Machine
-from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
+from tests.unit.prepare.sharing.test_mps import client, folder, list_daemons  # noqa: F401
 
 VARIABLE, INVALID = "CUDA_MPS_SM_PARTITION", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 
@@ -55,7 +55,7 @@ def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, m
         assert [step.kind for step in machine.journal.read_steps()] == ["mps_daemon"]
         slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
         stack.close()
-    assert daemons(machine.folder) == []
+    assert list_daemons(machine.folder) == []
     assert not machine.journal.path.exists()
 
 
@@ -86,7 +86,7 @@ def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine, monke
     with pytest.raises(SharingError, match=says) as error, chunks.prepare(group, machine.folder):
         pytest.fail("there are not so many")
     assert "control.log" not in str(error.value)  # it has the reply with the chunks only
-    assert daemons(machine.folder) == []
+    assert list_daemons(machine.folder) == []
     assert not machine.journal.path.exists()
 
 
