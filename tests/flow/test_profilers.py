@@ -15,6 +15,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks, run_cases
+from tests.support.programs import write_script
 from tests.support.run_cases import TOY, groups
 from tests.support.run_program import Program
 from tests.support.studies import Study
@@ -35,8 +36,7 @@ def write_profilers(folder: Path) -> Path:
     folder.mkdir()
     for name in ("nsys", "ncu"):
         text = (PROJECT_DIR / "tests/toys/profiler.py").read_text(encoding="utf-8")
-        (folder / name).write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
-        (folder / name).chmod(0o755)
+        write_script(folder / name, text, sys.executable)
     return folder
 
 

@@ -26,6 +26,7 @@ from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support import fast_programs, power_source
+from tests.support.programs import write_script
 from tests.support.run_cases import BRIEF, TOY, groups
 from tests.support.run_program import Program
 from tests.support.simulated import set_faults
@@ -43,8 +44,7 @@ def decoys(tmp_path) -> Path:
     folder = tmp_path / "decoys"
     folder.mkdir()
     for name in DECOYS:
-        (folder / name).write_text(f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/decoys-ran\n')
-        (folder / name).chmod(0o755)
+        write_script(folder / name, f'echo "$0 $@" >> {tmp_path}/decoys-ran')
     return folder
 
 

@@ -24,6 +24,7 @@ from pipeline.clean import processes, temporary_folder
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
 from tests.support.killed import run_killed
+from tests.support.programs import write_script
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
@@ -320,11 +321,7 @@ def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(
 
 @pytest.fixture
 def program(tmp_path):
-    path = tmp_path / "bin" / "program"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\necho program >> {tmp_path}/undone.log\n")
-    path.chmod(0o755)
-    return path
+    return write_script(tmp_path / "bin/program", f"echo program >> {tmp_path}/undone.log")
 
 
 def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatch):

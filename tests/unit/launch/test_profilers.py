@@ -20,20 +20,13 @@ from pipeline.observe import baseline_comparison
 from pipeline.simulation import dcgmi
 from tests.conftest import GPU
 from tests.support import simulated
+from tests.support.programs import write_script
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
 
-def program(folder: Path, name: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_nsys_writes_into_the_folder_of_the_job(tmp_path):
-    nsys = program(tmp_path, "nsys")
+    nsys = write_script(tmp_path / "nsys")
     words = Nsys(program=str(nsys), options=["--trace=cuda"]).prefix(Path("/spool/100%/jobs/0"))
     assert words == (
         str(nsys),
@@ -45,7 +38,7 @@ def test_nsys_writes_into_the_folder_of_the_job(tmp_path):
 
 
 def test_ncu_follows_every_process_of_the_job(tmp_path):
-    ncu = program(tmp_path, "ncu")
+    ncu = write_script(tmp_path / "ncu")
     words = Ncu(program=str(ncu), options=("--launch-count", "5")).prefix(Path("/spool/jobs/1"))
     where = ("--export", "/spool/jobs/1/profile", "--force-overwrite")
     assert words == (str(ncu), "--target-processes", "all", *where, "--launch-count", "5")
@@ -60,11 +53,11 @@ def test_by_default_ncu_locks_no_clocks(compose):
 def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for version in ("2024.10.1", "2024.9.2", "2023.11.0"):
-        program(tmp_path / "nsight-compute" / version, "ncu")
+        write_script(tmp_path / "nsight-compute" / version / "ncu")
     monkeypatch.setattr(Ncu, "places", (f"{tmp_path}/nsight-compute/*/ncu",))
     assert Ncu().prefix(tmp_path)[0] == f"{tmp_path}/nsight-compute/2024.10.1/ncu"
-    assert Ncu(program=str(program(tmp_path / "mine", "ncu"))).prefix(tmp_path)[0] == f"{tmp_path}/mine/ncu"
-    on_path = program(tmp_path, "ncu")
+    assert Ncu(program=str(write_script(tmp_path / "mine" / "ncu"))).prefix(tmp_path)[0] == f"{tmp_path}/mine/ncu"
+    on_path = write_script(tmp_path / "ncu")
     assert Ncu().prefix(tmp_path)[0] == str(on_path)
 
 
@@ -108,7 +101,7 @@ def test_the_plan_says_what_a_profiler_does_to_figures():
 
 
 def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_plan, tmp_path):
-    places = [program(tmp_path / name, "nsys") for name in ("here", "there")]
+    places = [write_script(tmp_path / name / "nsys") for name in ("here", "there")]
     digests = [
         make_plan(["profiler=nsys", f"profiler.program={place}", f"profiler.options=['{options}']"]).groups[0].digest
         for place, options in ((places[0], "--trace=cuda"), (places[1], "--trace=cuda"), (places[0], "--trace=osrt"))

@@ -22,6 +22,7 @@ from pipeline.base.system.errors import ListenerError
 from tests.conftest import DATA
 from tests.support.listener_contract import Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
 from tests.support.nvml_library import UUID
+from tests.support.programs import write_script
 from tests.support.simulated import Machine
 
 # Short name and width of each field in DCGM 4.6.
@@ -571,18 +572,14 @@ class TestSmiListener(ProgramListenerContract):
             wait_until(lambda: thread_of(listener) is None)
 
     def test_a_gpu_that_it_does_not_find_is_an_error(self, tmp_path: Path) -> None:
-        program = tmp_path / "nvidia-smi"
         _, words, _ = (DATA / "h100" / "query_i9.txt").read_text().splitlines()
-        program.write_text(f"#!/bin/sh\necho {words}; exit 6\n")
-        program.chmod(0o755)
+        program = write_script(tmp_path / "nvidia-smi", f"echo {words}; exit 6")
         listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
         with pytest.raises(ListenerError, match=r"status 6.*No devices were found"), listening:
             pytest.fail("there is no GPU")
 
     def test_one_that_says_nothing_is_an_error_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\nexec sleep 60\n")
-        program.chmod(0o755)
+        program = write_script(tmp_path / "nvidia-smi", "exec sleep 60")
         monkeypatch.setattr(SmiListener, "start_limit_s", 0.3)
         listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
         with pytest.raises(ListenerError, match="no sample"), listening:

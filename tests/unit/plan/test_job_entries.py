@@ -15,6 +15,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.plan.job_entries import refuse_unread
 from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of, sweep
+from tests.support.programs import write_script
 from tests.unit.plan.test_plan import make_original
 
 RUNNER = str(PROJECT_DIR / "workloads/script.py")
@@ -26,9 +27,7 @@ def scripts(tmp_path, monkeypatch):
     """A folder with scripts, from which the user calls."""
     for name in ("train.py", "eval.py"):
         (tmp_path / name).write_text(f"print({name!r})\n")
-    program = tmp_path / "program"
-    program.write_bytes(b"#!/bin/sh\n")
-    program.chmod(0o755)
+    write_script(tmp_path / "program")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

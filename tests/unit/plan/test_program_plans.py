@@ -22,6 +22,7 @@ from pipeline.plan.option_loader import join
 from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.prepare.env import current
 from tests.conftest import GPU
+from tests.support.programs import write_script
 from workloads.model_options import DataSource, StepMode
 from workloads.rates.options import Micro, Operation
 from workloads.text.options import Task, TextModel, TrainText
@@ -260,10 +261,8 @@ def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_
     os.mkfifo(tmp_path / "pipe.sh")
     (tmp_path / "docker_train.py").write_text("")
     programs = tmp_path / "bin"
-    programs.mkdir()
     for name in ("docker", "singularity", "apptainer", "srun", "conda"):
-        (programs / name).write_text("#!/bin/sh\n")
-        (programs / name).chmod(0o755)
+        write_script(programs / name)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     script, args = user_command.parse_program(shlex.split(command), "the command line")
     overrides = [

@@ -18,6 +18,7 @@ import pytest
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader, groups, option_loader
 from tests.support.job_server import JobServer, is_alive
+from tests.support.programs import write_script
 from workloads import program
 from workloads import script as runner
 from workloads.options import PLACE, option
@@ -192,9 +193,7 @@ def test_what_keeps_a_program_from_its_start_is_not_put_on_its_first_line(tmp_pa
 
 
 def test_a_shell_script_may_write_to_a_reader_that_has_gone(server, tmp_path):
-    script = tmp_path / "train.sh"
-    script.write_text("#!/bin/sh\n{ echo line; sleep 0.2; echo line; echo on >&2; } | head -1\n")
-    script.chmod(0o755)
+    script = write_script(tmp_path / "train.sh", "{ echo line; sleep 0.2; echo line; echo on >&2; } | head -1")
     server.start(SCRIPT_WORKLOAD, script)
     server.go()
     assert server.end() == (0, "line\n", "")

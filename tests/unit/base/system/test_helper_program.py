@@ -14,6 +14,7 @@ import pytest
 from pipeline.base.system import helper_program, host_info, squeue
 from pipeline.base.system.errors import CommandError
 from pipeline.base.system.helper_program import run, wait_for_end
+from tests.support.programs import write_script
 
 SH = "/bin/sh"
 
@@ -266,9 +267,7 @@ def put_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def put(**lines: str) -> None:
         for name, line in lines.items():
-            program = tmp_path / name
-            program.write_text(f"#!/bin/sh\n{line}\n")
-            program.chmod(0o700)
+            write_script(tmp_path / name, line)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
 
     return put

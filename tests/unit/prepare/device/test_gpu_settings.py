@@ -33,6 +33,7 @@ from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED, Driv
 from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Gpu
 from tests.support import simulated
+from tests.support.programs import write_script
 from tests.support.simulated import Machine
 
 
@@ -48,8 +49,7 @@ def hold_slice(machine: Machine, length: str) -> AbstractContextManager[None]:
 
 def print_always(machine: Machine, words: str, status: int = 0) -> None:
     """Let nvidia-smi print this, whatever it is asked."""
-    program = Path(machine.programs["nvidia-smi"])
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit {status}\n")
+    write_script(Path(machine.programs["nvidia-smi"]), f"cat <<'END'\n{words}\nEND\nexit {status}")
 
 
 def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine, tmp_path):

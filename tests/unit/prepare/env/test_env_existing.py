@@ -21,6 +21,7 @@ from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
 from tests.support.packages import Channel, run_python, wheel
+from tests.support.programs import write_script
 from tests.support.waiting import wait_until
 
 
@@ -188,8 +189,8 @@ def test_an_interpreter_of_the_system_is_one(tmp_path):
         (lambda path: None, "does not exist"),
         (lambda path: path.mkdir(), r"the environment has no interpreter .*/bin/python"),
         (lambda path: path.write_text(""), "cannot be executed"),
-        (lambda path: (path.write_text("#!/bin/sh\necho hello\n"), path.chmod(0o755)), "printed 'hello"),
-        (lambda path: (path.write_text("#!/bin/sh\nexit 3\n"), path.chmod(0o755)), "ended with status 3"),
+        (lambda path: write_script(path, "echo hello"), "printed 'hello"),
+        (lambda path: write_script(path, "exit 3"), "ended with status 3"),
     ],
 )
 def test_a_prefix_without_an_interpreter_is_refused(tmp_path, make, seen):
