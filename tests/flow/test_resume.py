@@ -20,6 +20,7 @@ from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import read_overview
 from pipeline.report.read import rows
+from tests.support.programs import commit_all
 from tests.support.run_cases import SHORT, TOY, groups
 
 pytestmark = pytest.mark.covers("pipeline/record/resume.py", "pipeline/study")
@@ -159,10 +160,6 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
 
 @pytest.mark.slow
 def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client, tmp_path):
-    def git(*arguments):
-        settings = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
-        return subprocess.run(["git", *settings, *arguments], cwd=tmp_path / "mine", check=True, capture_output=True)
-
     def install(version):
         (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
         for old in site.glob("tiny-*"):
@@ -176,16 +173,13 @@ def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/train.py").write_text("import model\nprint(model.WIDTH)\n")
     (tmp_path / "mine/model.py").write_text("WIDTH = 1\n")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
+    commit = commit_all(tmp_path / "mine")
     (tmp_path / "mine/model.py").write_text("WIDTH = 2\n")
     study = ["workload=script", "workload.script=mine/train.py", "env=existing", f"env.prefix={tmp_path}/env"]
     study += ["degree=1", "baseline=never", "listeners=[host]"]
     status, _, err = run(*study)
     assert status == 0, err
     ((group, (job,)),) = groups(client)
-    commit = git("rev-parse", "HEAD").stdout.decode().strip()
     for tags in (group.data.tags, job.data.tags):
         assert (tags["mlflow.source.git.commit"], tags["collocation.program_changed"]) == (commit, "true")
     diff = Path(client.download_artifacts(group.info.run_id, "uncommitted.diff")).read_text()

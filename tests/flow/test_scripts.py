@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.record.store import results
 from tests.conftest import TOYS
+from tests.support.programs import commit_all
 from tests.support.run_cases import groups
 
 pytestmark = pytest.mark.covers(
@@ -129,18 +130,12 @@ SECRETS = (
 WORDS = ("--password", "s3cr3t-word", "-H", "Authorization: Bearer s3cr3t-header", "ghp_" + "s3cr3T" * 6)
 
 
-def run_git(folder: Path, *command: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=folder, check=True)
-
-
 @pytest.mark.slow
 def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     (tmp_path / "helper.py").write_text('KEY = {"api_key": "s3cr3t-helper"}\n')
-    run_git(tmp_path, "init", "-q")
-    run_git(tmp_path, "add", "train.py")
-    run_git(tmp_path, "commit", "-qm", "a")
+    commit_all(tmp_path, "train.py")
     script.write_text(SCRIPT.replace('"s3cr3t-script"', '"s3cr3t-edited"'))
     arguments = ["degree=1", "gpu=cpu", *(f"+workload.{secret}" for secret in SECRETS)]
     status, out, err = run(*arguments, "--", "train.py", *WORDS, "fail")

@@ -35,6 +35,7 @@ from pipeline.record.tracking_server import RequestHandler
 from tests.conftest import inventory_of
 from tests.support import secret_forms
 from tests.support.experiments import composed
+from tests.support.programs import commit_all, run_git
 from tests.support.tracking_cases import Recorded, record
 
 
@@ -87,14 +88,8 @@ def repository(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "train.py").write_text("import model, fresh\n")
     (folder / "model.py").write_text("WIDTH = 1\n")
-    run(folder, "git", "init", "-q")
-    run(folder, "git", "add", ".")
-    run(folder, "git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "first")
+    commit_all(folder)
     return folder
-
-
-def run(folder: Path, *argv: str) -> str:
-    return subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def origin(folder: Path) -> provenance.Origin:
@@ -116,12 +111,12 @@ def test_a_clean_repository_is_told_by_its_commit(repository, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(PROJECT_DIR / ".git"))  # as a hook of git has it
     program_origin = origin(repository)
     monkeypatch.delenv("GIT_DIR")
-    assert program_origin.facts["program_commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
+    assert program_origin.facts["program_commit"] == run_git(repository, "rev-parse", "HEAD").strip()
     assert program_origin.facts["program_changed"] == "false" and program_origin.uncommitted == ()
 
 
 def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path):
-    commit = run(repository, "git", "rev-parse", "HEAD").strip()
+    commit = run_git(repository, "rev-parse", "HEAD").strip()
     (repository / ".gitignore").write_text("fresh.py\n")
     (repository / "model.py").write_text("WIDTH = 2\nURL = 'https://me:s3cret@example.org'\n")
     (repository / "fresh.py").write_text("import model\nNEW = True")
@@ -137,9 +132,9 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     assert (program_origin.facts["program_commit"], program_origin.facts["program_changed"]) == (commit, "true")
     text = provenance.join_uncommitted([program_origin, program_origin])
     assert "s3cret" not in text and "notes" not in text and text.count("+WIDTH = 2") == 1
-    run(tmp_path, "git", "clone", "-q", str(repository), "clone")
+    run_git(tmp_path, "clone", "-q", str(repository), "clone")
     (tmp_path / "diff").write_text(text)
-    run(tmp_path / "clone", "git", "apply", str(tmp_path / "diff"))
+    run_git(tmp_path / "clone", "apply", str(tmp_path / "diff"))
     assert (tmp_path / "clone/fresh.py").read_text() == "import model\nNEW = True"
     assert (tmp_path / "clone/ends.py").read_bytes() == ends
     assert (tmp_path / "clone/train.py").read_text() == (repository / "train.py").read_text()
@@ -147,7 +142,7 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
 
 def test_a_repository_that_would_run_programs_runs_none(repository):
     for key in ("diff.external", "core.fsmonitor", "diff.x.textconv"):
-        run(repository, "git", "config", key, f"touch {repository}/ran; false")
+        run_git(repository, "config", key, f"touch {repository}/ran; false")
     (repository / ".gitattributes").write_text("*.py diff=x\n")
     (repository / "model.py").write_text("WIDTH = 2\n")
     assert "+WIDTH = 2" in provenance.join_uncommitted([origin(repository)])
@@ -347,8 +342,7 @@ def recorded_texts(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     script = folder / "program" / "train.py"
     script.parent.mkdir()
     script.write_text(PROGRAM)
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *command], cwd=script.parent, check=True)
+    commit_all(script.parent)
     script.write_text(PROGRAM.replace("done", "changed"))
     overrides = [
         "workload=script",

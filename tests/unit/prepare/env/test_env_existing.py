@@ -21,7 +21,7 @@ from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
 from tests.support.packages import Channel, run_python, wheel
-from tests.support.programs import write_script
+from tests.support.programs import commit_all, run_git, write_script
 from tests.support.waiting import wait_until
 
 
@@ -52,11 +52,6 @@ def describe_program(prefix: Path | str) -> Interpreter:
     return ExistingEnv(str(prefix)).resolve()
 
 
-def run_git(folder: Path, *arguments: str) -> str:
-    argv = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", *arguments]
-    return subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
 def test_a_virtual_environment_by_folder_or_by_interpreter_is_used_as_it_is(prefix, monkeypatch):
     before = sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*"))
     monkeypatch.setenv("HOME", str(prefix.parent))
@@ -84,9 +79,7 @@ def test_a_package_that_can_be_edited_is_recorded_with_its_commit_and_decides_by
     folder.mkdir()
     (folder / "ours.py").write_text("VERSION = 1\n")
     (folder / "README").write_text("ours")
-    run_git(folder, "init", "-q")
-    run_git(folder, "add", ".")
-    run_git(folder, "commit", "-qm", "first")
+    commit_all(folder)
     origin = json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}})
     install(prefix, "ours", "0.1", direct_url=origin)
 
