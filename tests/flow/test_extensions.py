@@ -27,7 +27,7 @@ from tests.support import forks
 pytestmark = pytest.mark.covers("docs/architecture.md", "docs/your_own_listener.md", "docs/your_own_workload.md")
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
-OF_FORKS = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
+OF_FORKS = ("tests/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
 
 FAIR = """
     from contextlib import contextmanager

@@ -282,7 +282,7 @@ class WorkerRecord:
 
 
 @pytest.fixture
-def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., forks.Fork]:
+def start_worker(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., forks.Fork]:
     monkeypatch.setenv(TYPED, "run.py hydra/launcher=gpus")
 
     def begin(name: str, *arguments: str) -> forks.Fork:
@@ -294,10 +294,10 @@ def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., WorkerRecord]:
+def run_in_worker(start_worker: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., WorkerRecord]:
     def run_shards(name: str, *shards: int) -> WorkerRecord:
         folder = tmp_path / name
-        worker = start(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
+        worker = start_worker(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
         assert worker.stdin is not None
         worker.stdin.write("".join(f"{shard}\n" for shard in shards))
         out, err = worker.communicate(300)
@@ -323,8 +323,8 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., WorkerRecord]) -> None:
-    together, second, first = run("together", 2, 1), run("second", 2), run("first", 1)
+def test_two_studies_in_one_worker_are_as_in_two(run_in_worker: Callable[..., WorkerRecord]) -> None:
+    together, second, first = run_in_worker("together", 2, 1), run_in_worker("second", 2), run_in_worker("first", 1)
     assert together.answers == second.answers + first.answers and sorted(together.answers) == [0, 1]
     assert together.states == second.states + first.states
     pairs = list(zip(together.rows, second.rows + first.rows, strict=True))
@@ -336,12 +336,12 @@ def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., WorkerRecord
 
 @pytest.mark.slow
 def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
-    start: Callable[..., forks.Fork], tmp_path: Path
+    start_worker: Callable[..., forks.Fork], tmp_path: Path
 ) -> None:
     ends = []
     for name, shards in (("second", "2\n1\n"), ("first", "1\n")):
         folder = tmp_path / name
-        worker = start(name, "window.seconds=60")
+        worker = start_worker(name, "window.seconds=60")
         assert worker.stdin is not None
         worker.stdin.write(shards)
         worker.stdin.flush()

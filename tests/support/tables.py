@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,22 @@ def refused_plans() -> pytest.MarkDecorator:
         for line in section["refused"].splitlines():
             overrides, message = line.split(" => ")
             words = _WORD.split(f"{section.get('begin', '')} {overrides}".strip())
-            pattern = re.escape(message).replace(re.escape("..."), ".*")
-            cases.append(pytest.param(words, pattern, section.get("is_sweep"), id=overrides, marks=marks))
+            cases.append(
+                pytest.param(words, _make_pattern(message), section.get("is_sweep"), id=overrides, marks=marks)
+            )
     return pytest.mark.parametrize(("words", "pattern", "is_sweep"), cases)
+
+
+def _make_pattern(message: str) -> str:
+    return re.escape(message).replace(re.escape("..."), ".*")
+
+
+def refused_programs() -> pytest.MarkDecorator:
+    """Run a test once for each refused command line: its words, and a pattern of the whole message."""
+    cases = [line.split(" => ") for line in _read("refusals")["programs"].splitlines()]
+    return pytest.mark.parametrize(
+        ("argv", "pattern"), [pytest.param(shlex.split(argv), _make_pattern(text), id=argv) for argv, text in cases]
+    )
 
 
 def refused_words() -> pytest.MarkDecorator:
