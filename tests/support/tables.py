@@ -28,6 +28,12 @@ def read_texts(file: str) -> dict[str, str]:
     return {name: _expand(text, texts) for name, text in texts.items()}
 
 
+def read_names(file: str, name: str) -> list[str]:
+    """Return a list of names of a file."""
+    names: list[str] = _read(file)[name]
+    return names
+
+
 def _expand(value: Any, texts: dict[str, str]) -> Any:
     if not isinstance(value, str):
         return value
