@@ -24,7 +24,8 @@ from pipeline.prepare.env.current import CurrentEnv
 from pipeline.prepare.env.venv import VenvEnv
 from tests.support.packages import VERSION, Channel, project, run_python, wheel
 
-pytest.importorskip("rattler")
+for name in ("rattler", "uv"):
+    pytest.importorskip(name)
 
 
 @pytest.fixture
@@ -239,7 +240,6 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
         assert secrets.strip_logins(place) == place
 
 
-pytest.importorskip("uv")
 OFFLINE = "--no-index\n--find-links wheels\n"
 
 
