@@ -69,6 +69,11 @@ class JobServer:
         self.send(type="go", start_ns=start_ns)
         return start_ns
 
+    def launch(self, *argv: str | Path, **options: Any) -> None:
+        """Start Python with these arguments, and then the job."""
+        self.start(*argv, **options)
+        self.go()
+
     def hang_up(self) -> None:
         """Close the connection, as if the orchestrator had died."""
         self._connection.shutdown(socket.SHUT_RDWR)

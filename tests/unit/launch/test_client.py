@@ -168,8 +168,7 @@ with client.attach() as job:
     job.phase("asked")
     job.wait_stop()
 """
-    server.start("-c", code)
-    server.go()
+    server.launch("-c", code)
     wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
     os.killpg(server.process.pid, signal.SIGKILL)
     server.end()
@@ -183,8 +182,7 @@ with client.attach() as job:
 def test_a_step_without_instant_and_epoch_is_stamped_now(server):
     code = "from workloads import client\nwith client.attach() as job:\n    job.ready()\n    job.step(samples=1)"
     before = time.monotonic_ns()
-    server.start("-c", code)
-    server.go()
+    server.launch("-c", code)
     server.end()
     (step,) = server.events("step")
     assert before < step["t_ns"] < time.monotonic_ns()
@@ -309,8 +307,7 @@ with client.attach() as job:
         job.step(samples=1)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    server.start("-c", code)
-    server.go()
+    server.launch("-c", code)
     assert server.end()[0] == -signal.SIGKILL
     assert [step["total"] for step in server.events("step")] == list(range(1, 101))
     assert json.loads((server.folder / "job.json").read_text())["index"] == 0

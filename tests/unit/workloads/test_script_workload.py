@@ -78,8 +78,7 @@ def test_when_output_was_written_is_noted_if_asked_for(server, write):
 
 def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
     script = write("import sys; sys.exit(3)")
-    server.start(SCRIPT_WORKLOAD, script)
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script)
     assert server.receive() == {"type": "bye", "status": "error"}
     assert server.end()[0] == 3
     (error,) = server.events("error")
@@ -95,8 +94,7 @@ print(subprocess.Popen(sys.argv[1:], env={}, start_new_session=True).pid)
 
 def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_ended(server, write):
     script = write(LEAVES)
-    server.start(SCRIPT_WORKLOAD, script, "/bin/sh", "-c", "trap '' TERM; sleep 60; :")
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script, "/bin/sh", "-c", "trap '' TERM; sleep 60; :")
     status, output, _ = server.end()
     (error,) = server.events("error")
     message = f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
@@ -105,8 +103,7 @@ def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_e
 
 
 def test_a_helper_may_end_a_little_after_its_script(server, write):
-    server.start(SCRIPT_WORKLOAD, write(LEAVES), "/bin/sleep", "0.3")
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, write(LEAVES), "/bin/sleep", "0.3")
     assert server.end()[0] == 0
     (ended,) = server.events("process_ended")
     assert time.monotonic_ns() - ended["t_ns"] > 0.2e9
@@ -114,8 +111,7 @@ def test_a_helper_may_end_a_little_after_its_script(server, write):
 
 def test_a_killed_script_is_told_from_one_that_failed(server, write):
     script = write("import os; os.kill(os.getpid(), 9)")
-    server.start(SCRIPT_WORKLOAD, script)
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script)
     assert server.end()[0] == 128 + 9
     assert server.events("error")[0]["message"] == f"{script} was killed by signal 9"
 
@@ -141,8 +137,7 @@ time.sleep(60)
 
 
 def test_stop_ends_the_script(server, write):
-    server.start(SCRIPT_WORKLOAD, write(WAITS))
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, write(WAITS))
     assert server.process.stdout.readline() == "waiting\n"
     server.send(type="stop")
     assert server.end()[0] == 40 + signal.SIGTERM
@@ -150,8 +145,7 @@ def test_stop_ends_the_script(server, write):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGRTMIN + 2])
 def test_signals_are_passed_on(server, write, number):
-    server.start(SCRIPT_WORKLOAD, write(WAITS))
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, write(WAITS))
     assert server.process.stdout.readline() == "waiting\n"
     server.process.send_signal(number)
     assert server.end()[0] == 40 + number
@@ -159,8 +153,7 @@ def test_signals_are_passed_on(server, write, number):
 
 def test_no_signal_stays_blocked_in_the_script(server, write):
     script = write("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
-    server.start(SCRIPT_WORKLOAD, script)
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script)
     assert server.end()[1] == "set()\n"
 
 
@@ -178,8 +171,7 @@ def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_p
     script = tmp_path / "train.sh"
     script.write_text(text)
     script.chmod(0o755)
-    server.start(SCRIPT_WORKLOAD, script)
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script)
     status, _, errors = server.end()
     (error,) = server.events("error")
     assert (status, error["type"], error["message"]) == (126, "ScriptError", f"{script} cannot be started: {reason}")
@@ -194,14 +186,12 @@ def test_what_keeps_a_program_from_its_start_is_not_put_on_its_first_line(tmp_pa
 
 def test_a_shell_script_may_write_to_a_reader_that_has_gone(server, tmp_path):
     script = write_script(tmp_path / "train.sh", "{ echo line; sleep 0.2; echo line; echo on >&2; } | head -1")
-    server.start(SCRIPT_WORKLOAD, script)
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, script)
     assert server.end() == (0, "line\n", "")
 
 
 def test_a_dead_orchestrator_takes_the_script_along(server, write):
-    server.start(SCRIPT_WORKLOAD, write(WAITS.replace("sys.exit(40 + number)", "pass")))
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, write(WAITS.replace("sys.exit(40 + number)", "pass")))
     server.process.stdout.readline()
     server.hang_up()
     assert server.end()[0] == -signal.SIGKILL  # its output is closed by every process that could write to it
@@ -215,8 +205,7 @@ def test_by_hand_it_runs_the_script_and_ends_with_its_status(write):
 
 
 def test_waiting_costs_no_processor_time(server, write):
-    server.start(SCRIPT_WORKLOAD, write(WAITS))
-    server.go()
+    server.launch(SCRIPT_WORKLOAD, write(WAITS))
     server.process.stdout.readline()
     stat = Path(f"/proc/{server.process.pid}/stat")
     before = stat.read_text().split()[13:15]

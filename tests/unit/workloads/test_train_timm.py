@@ -270,8 +270,7 @@ def test_as_a_job_it_runs_until_told_to_stop():
 
 def test_a_diverged_job_is_recorded_as_such():
     with JobServer() as server:
-        server.start(TRAIN, *SMALL, "--epochs", "1", "--warmup-steps", "0", "--learning-rate", "1e30")
-        server.go()
+        server.launch(TRAIN, *SMALL, "--epochs", "1", "--warmup-steps", "0", "--learning-rate", "1e30")
         assert server.receive() == {"type": "bye", "status": "error"}
         assert server.events("error")[0]["type"] == "NonFiniteLossError"
 
