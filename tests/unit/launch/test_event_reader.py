@@ -370,6 +370,24 @@ def test_any_mixture_of_bytes_and_half_events_is_read(tmp_path):
         events.read_progress(path)
 
 
+@pytest.mark.parametrize("kind", [WindowKind.STEADY, WindowKind.WORK])
+def test_a_file_that_is_damaged_anywhere_gives_a_row_that_is_right_or_says_why_not(tmp_path, kind):
+    chance = random.Random(11)
+    good = "".join(json.dumps(event) + "\n" for event in make_honest_lines()).encode()
+    for number in range(60):
+        place, length = chance.randrange(len(good)), chance.choice([1, 1, 40, len(good)])
+        noise = bytes(chance.randrange(256) for _ in range(chance.choice([0, 1, 40])))
+        alone = group("a", kind=kind)
+        job = state(tmp_path / str(number), alone.jobs[0], [], told_ns=int(END_S * S), at_ns=int((END_S + 1) * S))
+        job.released_ns = S
+        (job.folder / "events.jsonl").write_bytes(good[:place] + noise + good[place + length :])
+        row = judge(alone, job)
+        rate = row.jobs[0].metrics.get("throughput_samples_per_s")
+        is_right = rate is not None and rate == pytest.approx(80, rel=0.05)
+        assert row.result is not Result.OK or is_right or row.marks.text, (number, place, length, noise, rate)
+        assert row.result is Result.OK or row.reason
+
+
 def test_the_torn_last_line_of_a_killed_job_is_nothing_to_speak_of(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "started", "t_ns": 5}\n{"event": "st')
