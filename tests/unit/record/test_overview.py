@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,29 +30,19 @@ pytestmark = pytest.mark.store
 NOW_S = 1000.0
 
 
-def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
+def make_run(
+    shard: int, digest: str, result: str | None = "ok", later_plans: Sequence[Any] = (), **facts: Any
+) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    facts_of_run = {
-        "plan_shard": shard,
-        "digest": digest,
-        "plan": "p2",
-        "plan_shards": "2x2,1x1",
-        "gpu_uuid": f"GPU-{shard}",
-    }
-    facts_of_run |= (
-        {"boot_id": "b", "host": "h1", "command_line": "run.py"}
-        | facts
-        | ({} if result is None else {"result": result})
-    )
-    later = facts.pop("later_plans", ())
-    facts_of_run = {name: value for name, value in facts_of_run.items() if name != "later_plans"}
+    common = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
+    common |= {"boot_id": "b", "host": "h1", "command_line": "run.py"}
     return GroupRun(
         name=digest,
-        later_plans=later,
+        later_plans=later_plans,
         status="RUNNING" if result is None else "FINISHED",
         start_ms=900_000,
         end_ms=None if result is None else 910_000,
-        facts={name: str(value) for name, value in facts_of_run.items()},
+        facts={name: str(fact) for name, fact in (common | facts | ({"result": result} if result else {})).items()},
     )
 
 
@@ -74,15 +64,10 @@ def look_at_runs(monkeypatch, tmp_path):
 def look_at_server(monkeypatch, look_at_runs):
     """The overview of these runs, and of what Slurm was given."""
 
-    def look(
-        submission: Submission,
-        *runs: GroupRun,
-        queue: overview.Queue,
-        ends: Callable[..., Mapping[str, str]] = lambda _: {},
-    ) -> overview.Overview:
+    def look(submission: Submission, *runs: GroupRun, **options: Any) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
         monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: submission)
-        return look_at_runs(*runs, queue=queue, ends=ends)
+        return look_at_runs(*runs, **options)
 
     return look
 
@@ -94,8 +79,10 @@ def test_sizes_of_shards_are_kept_in_few_words(sizes) -> None:
 
 
 def test_shards_are_done_running_incomplete_or_not_begun(look_at_runs) -> None:
-    again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
-    progress = look_at_runs(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
+    again = make_run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
+    progress = look_at_runs(
+        make_run(1, "a"), make_run(1, "b", "oom"), again, make_run(2, "a", "failed"), make_run(2, "b", None)
+    )
     assert [(shard.state, dict(shard.results), shard.group) for shard in progress.shards] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
@@ -110,7 +97,7 @@ def test_shards_are_done_running_incomplete_or_not_begun(look_at_runs) -> None:
 
 def test_shards_that_were_not_begun_have_one_line_a_gpu_model(look_at_runs) -> None:
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_shards": "2x40,1x2"}
-    lines = look_at_runs(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
+    lines = look_at_runs(make_run(1, "a", **h100), make_run(7, "b", **h100)).as_text(NOW_S).splitlines()
     assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
     assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
         "1 to 42 not begun 0/82",
@@ -122,18 +109,22 @@ def test_shards_that_were_not_begun_have_one_line_a_gpu_model(look_at_runs) -> N
 
 
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(look_at_runs) -> None:
-    old = run(3, "z", plan="p1", plan_shards="9x9")
+    old = make_run(3, "z", plan="p1", plan_shards="9x9")
     progress = look_at_runs(
-        old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted")
+        old,
+        make_run(1, "a"),
+        make_run(1, "b"),
+        make_run(1, "a", gpu_uuid="GPU-9", host="h2"),
+        make_run(2, "a", "interrupted"),
     )
     assert [(shard.state, shard.host) for shard in progress.shards] == [
         ("done", "h1"),
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
-    other_driver = look_at_runs(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
+    other_driver = look_at_runs(make_run(1, "a", driver_version="580"), make_run(1, "b", driver_version="590"))
     assert (other_driver.shards[0].state, dict(other_driver.shards[0].results)) == ("incomplete", {"ok": 1})
-    again = look_at_runs(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
+    again = look_at_runs(make_run(1, "a", "failed"), make_run(1, "a"), make_run(1, "b"))
     assert dict(again.shards[0].results) == {"ok": 2}
 
 
@@ -141,15 +132,15 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(look
     ("later", "states", "results"),
     [
         ([], "done", {"ok": 1, "skipped": 1}),
-        ([run(1, "b", None)], "running", {"ok": 1}),
-        ([run(1, "b", "timeout")], "incomplete", {"ok": 1, "timeout": 1}),
-        ([run(1, "b", "timeout"), run(1, "b", "skipped")], "done", {"ok": 1, "skipped": 1}),
-        ([run(1, "b", "failed", gpu_uuid="GPU-9")], "incomplete", {"ok": 1}),
-        ([run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
+        ([make_run(1, "b", None)], "running", {"ok": 1}),
+        ([make_run(1, "b", "timeout")], "incomplete", {"ok": 1, "timeout": 1}),
+        ([make_run(1, "b", "timeout"), make_run(1, "b", "skipped")], "done", {"ok": 1, "skipped": 1}),
+        ([make_run(1, "b", "failed", gpu_uuid="GPU-9")], "incomplete", {"ok": 1}),
+        ([make_run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
     ],
 )
 def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(look_at_runs, later, states, results) -> None:
-    progress = look_at_runs(run(1, "a"), run(1, "b", "skipped"), *later)
+    progress = look_at_runs(make_run(1, "a"), make_run(1, "b", "skipped"), *later)
     assert (progress.shards[0].state, dict(progress.shards[0].results)) == (states, results)
     message = "\n1 group skipped: resume=true runs the groups that can run now\n"
     assert (message in progress.as_text(NOW_S)) == ("skipped" in results)
@@ -186,23 +177,23 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
 def test_of_the_plans_that_have_a_result_the_last_one_counts(look_at_runs) -> None:
     """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
     shorter, longer_plan = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
-    stopped = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
+    stopped = make_run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
     assert look_at_runs(stopped).is_done
-    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
+    resumed = make_run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
     assert [shard.state for shard in look_at_runs(resumed).shards] == ["done", "not begun"]
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs) -> None:
-    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
+    old = make_run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
     a100 = h100 | {"plan": "p2", "device": "A100"}
     begun = [
         old,
-        run(1, "a", **h100),
-        run(1, "b", **h100),
-        run(2, "a", **h100),
-        run(2, "b", **h100),
-        run(3, "a", **h100),
+        make_run(1, "a", **h100),
+        make_run(1, "b", **h100),
+        make_run(2, "a", **h100),
+        make_run(2, "b", **h100),
+        make_run(3, "a", **h100),
     ]
     progress = look_at_runs(*begun)
     assert [(shard.model, shard.number, shard.state) for shard in progress.shards] == [
@@ -210,7 +201,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs
         *(("H100", number, "done") for number in (1, 2, 3)),
     ]
     assert not progress.is_done and progress.seconds_left is None
-    progress = look_at_runs(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
+    progress = look_at_runs(*begun, make_run(1, "c", **a100), make_run(1, "d", None, **a100))
     assert [(shard.model, shard.number, shard.state) for shard in progress.shards][:4] == [
         ("A100", 1, "running"),
         ("A100", 2, "not begun"),
@@ -228,7 +219,7 @@ STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 def make_task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group that a task of job array 7 ran."""
-    return run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
+    return make_run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
 
 def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_runs) -> None:
@@ -243,11 +234,11 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
         *(make_task(2, "a"), make_task(2, "b", None)),
         make_task(3, "a", None),
         *(make_task(4, digest) for digest in "ab"),
-        *(make_task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
-        run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
+        *(make_task(7, "a", None), make_run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
+        make_run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
     progress = look_at_runs(
-        *began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), make_task(1, "a"), queue=queue
+        *began, make_run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), make_task(1, "a"), queue=queue
     )
     assert queries == [("c1", {"7"})]  # neither of an older plan nor of another cluster
     assert [(shard.state, shard.group or shard.reason) for shard in progress.shards] == [
@@ -262,7 +253,7 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
         ("not begun", ""),
     ]
     assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in progress.as_text(NOW_S)
-    assert look_at_runs(run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
+    assert look_at_runs(make_run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
 
 
 def test_a_shard_with_skipped_groups_waits_if_its_task_does(look_at_runs) -> None:
@@ -367,8 +358,8 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None
 
 
 def test_simulated_gpus_are_named(look_at_runs) -> None:
-    assert "simulated" not in look_at_runs(run(1, "a", device="H100")).as_text(NOW_S)
-    progress = look_at_runs(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
+    assert "simulated" not in look_at_runs(make_run(1, "a", device="H100")).as_text(NOW_S)
+    progress = look_at_runs(make_run(1, "a", device="H100"), make_run(1, "b", device="A100", simulated="true"))
     assert "\nsimulated: A100\n" in progress.as_text(NOW_S)
 
 
@@ -380,7 +371,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
-    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
+    waiting = [make_run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
     progress = look_at_runs(*waiting)
     assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
         ("incomplete", {"interrupted": 1}),
@@ -388,7 +379,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
         ("running", {}),
     ]
     assert progress.num_unsent == 2
-    assert not look_at_runs(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
+    assert not look_at_runs(make_run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
 def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> None:
@@ -396,7 +387,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> Non
 
     def make_measured_run(plan: str, beside: int, **facts: str) -> GroupRun:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
-        group_run = run(1, plan, other_gpus=beside, **{**study, **facts})
+        group_run = make_run(1, plan, other_gpus=beside, **{**study, **facts})
         return replace(group_run, facts={**group_run.facts, "shard": "1"})
 
     progress = look_at_runs(make_measured_run("p1", 0))
@@ -415,11 +406,11 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> Non
     ]
     assert progress.is_done
     with pytest.raises(TrackingError, match="contains only groups that load the other GPUs"):
-        look_at_runs(run(1, "a", other_gpus=1, command_line=command))
+        look_at_runs(make_run(1, "a", other_gpus=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(look_at_runs) -> None:
-    progress = look_at_runs(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
+    progress = look_at_runs(make_run(1, "a"), make_run(1, "b", plan_any_gpu="s", plan_models=1))
     assert [shard.state for shard in progress.shards] == ["done", "not begun", "not begun"]
     assert progress.as_text(NOW_S).startswith("shard")
 
@@ -444,17 +435,17 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(look_at_ru
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(look_at_runs, recorded: str, last_line: str) -> None:
-    text = look_at_runs(run(1, "a", command_line=recorded)).as_text(NOW_S)
+    text = look_at_runs(make_run(1, "a", command_line=recorded)).as_text(NOW_S)
     assert text.splitlines()[-1] == last_line.replace("PYTHON", "python")
-    still_runs = look_at_runs(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(
-        NOW_S
-    )
+    still_runs = look_at_runs(
+        make_run(1, "a", command_line=recorded), make_run(2, "a", None, command_line=recorded)
+    ).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
 
 def test_a_study_of_one_shard_is_called_the_study(look_at_runs) -> None:
     sizes = {"plan_shards": "2x1"}
-    groups = [run(1, "a"), run(1, "b")]
+    groups = [make_run(1, "a"), make_run(1, "b")]
     progress = look_at_runs(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
     head, line, summary, *_ = progress.as_text(NOW_S).splitlines()
     assert head.split()[0] == "state" and line.split()[:2] == ["done", "2/2"]
@@ -544,18 +535,18 @@ def store(root):
     return open_store(root)
 
 
+def read_tags(store) -> dict[str, tuple[str, str | None, str | None]]:
+    """Status, result and description of every run, by name."""
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
+    runs = store.client.search_runs([experiment.experiment_id])
+    tags = {run.info.run_name: (run.info.status, run.data.tags) for run in runs}
+    return {
+        name: (status, of_run.get(Tag.RESULT), of_run.get(Tag.DESCRIPTION)) for name, (status, of_run) in tags.items()
+    }
+
+
 def read_endings(store):
-    """Status and result of every run, by name."""
-    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
-    runs = store.client.search_runs([experiment.experiment_id])
-    return {run.info.run_name: (run.info.status, run.data.tags.get(Tag.RESULT)) for run in runs}
-
-
-def read_descriptions(store):
-    """What each run says of its end, by name."""
-    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
-    runs = store.client.search_runs([experiment.experiment_id])
-    return {run.info.run_name: run.data.tags.get(Tag.DESCRIPTION) for run in runs}
+    return {name: ending[:2] for name, ending in read_tags(store).items()}
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
@@ -592,10 +583,10 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
     begun = upload.begin(lambda _: store, folder)
     name = ended.name
     assert name in shard_states.close_silent(store, "e", 3600)
-    assert "host was lost" in read_descriptions(store)[name]
+    assert "host was lost" in read_tags(store)[name][2]
     group_folder.write(folder, ended)
     upload.send(lambda _: store, folder, series_points=10, begun_runs=begun)
-    assert (read_endings(store)[name][0], read_descriptions(store)[name]) == ("FINISHED", "ok")
+    assert (read_endings(store)[name][0], read_tags(store)[name][2]) == ("FINISHED", "ok")
 
 
 def test_what_is_silent_is_closed_when_asked(store):
