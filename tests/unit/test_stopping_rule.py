@@ -15,14 +15,13 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
-from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import PastGroup, Progress
 from pipeline.prepare.device import nvml
 from pipeline.simulation.machine.state_file import Settings
 from pipeline.study import executor
 from pipeline.study.stopping_rule import StoppingRule
 from tests.support.nvml_library import NvmlLibrary, installed
-from tests.support.rows import group
+from tests.support.rows import group, make_row
 
 pytestmark = pytest.mark.covers("pipeline/study")
 
@@ -39,10 +38,8 @@ def make_rows(num_blocks, noise=NOISE, result=Result.OK):
     rows = []
     for block in range(1, num_blocks + 1):
         for the_group, rate in zip(make_groups(block), (100.0, 60.0 * noise[block % len(noise)]), strict=True):
-            metrics = {"throughput_samples_per_s": rate}
             ended = Result.OK if the_group.sequential else result
-            jobs = tuple(JobResult(job=job, result=ended, reason="", metrics=metrics) for job in the_group.jobs)
-            rows.append(GroupResult(group=the_group, result=ended, reason="", jobs=jobs))
+            rows.append(make_row(the_group, *[rate] * len(the_group.jobs), result=ended))
     return rows
 
 
@@ -102,10 +99,7 @@ def test_a_study_without_any_speed_up_stops_and_says_so():
 
 def test_a_group_that_failed_in_every_block_holds_up_nothing_and_is_counted():
     rule = StoppingRule("test", PrecisionGoal(pct=50, max_blocks=20), num_compared=2)
-    failed = [
-        GroupResult(group=group("a", "a", "a", block=block), result=Result.FAILED, reason="lost")
-        for block in range(1, 6)
-    ]
+    failed = [make_row(group("a", "a", "a", block=block), result=Result.FAILED, jobs=()) for block in range(1, 6)]
     rows = [*make_rows(5), *failed]
     assert rule.stops_before(6, rows)
     assert rule.describe_end(rows).endswith("1 speed-up is known within 50 %; 1 group without a speed-up")

@@ -26,7 +26,7 @@ from pipeline.record.sample_series import About, Series, SeriesKey
 from pipeline.record.spool import Spool
 from pipeline.record.store import content
 from pipeline.record.store.content import RunContent
-from tests.support.rows import group
+from tests.support.rows import group, make_row
 from tests.support.tracking_cases import (
     CLOCK,
     SECOND,
@@ -59,8 +59,7 @@ def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
     ]
     with Spool(tmp_path, Recorded(), {}, {}).open(a_group) as run:
         run.place(slots)
-        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in a_group.jobs)
-        run.close(GroupResult(group=a_group, result=Result.OK, reason="", jobs=jobs))
+        run.close(make_row(a_group))
     placed, unplaced = group_record.read(run.folder).jobs
     assert placed.gi_id == 3
     assert placed.placement == {"device": "MIG-1", "gi_id": "3", "ci_id": "0", "mig_profile": "3g.20gb"}
@@ -119,8 +118,7 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
 def test_a_run_of_a_simulated_gpu_says_so_in_its_line(tmp_path, a_group):
     simulated = dataclasses.replace(a_group, device=dataclasses.replace(a_group.device, kind="simulated"))
     with Spool(tmp_path, Recorded(), {}, {}).open(simulated) as run:
-        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in simulated.jobs)
-        run.close(GroupResult(group=simulated, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": 2.0}))
+        run.close(make_row(simulated, metrics={"makespan_s": 2.0}))
     record = group_record.read(run.folder)
     notes = [content.describe_ending(record, run) for run in (record, *record.jobs)]
     assert all(note.startswith("ok (simulated GPU)") for note in notes)
@@ -138,7 +136,7 @@ def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next
 def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
     spool = Spool(tmp_path, Recorded(), {}, {})
     with spool.open(a_group) as run:
-        run.close(GroupResult(group=a_group, result=Result.SKIPPED, reason="no partition holds this mix"))
+        run.close(make_row(a_group, result=Result.SKIPPED, reason="no partition holds this mix", jobs=()))
         folder = run.folder
     record = group_record.read(folder)
     assert record.reason == "no partition holds this mix"

@@ -13,12 +13,12 @@ import pytest
 from pipeline import timeline
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
-from pipeline.observe.group_result import GroupResult, JobResult, Span
+from pipeline.observe.group_result import JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_record import Clock, GroupRecord
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
-from tests.support.rows import FIELDS, S
+from tests.support.rows import FIELDS, S, make_row
 from tests.support.rows import group as make_group
 from tests.support.trace_format import problems
 from tests.support.tracking_cases import EXPERIMENT, make_spool
@@ -48,9 +48,7 @@ def make_group_trace(
     ]
     of_jobs = [span for index, named in jobs.items() for span in make_spans(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
-    row = GroupResult(
-        group=toy_group, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs)
-    )
+    row = make_row(toy_group, jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
     return traces.make_trace(record(), row, samples, FIELDS)
 
 
@@ -112,7 +110,7 @@ def test_a_job_that_never_ended_has_no_track():
 
 def test_a_group_that_failed_before_its_launch_has_no_job():
     spans = tuple(make_spans(("setup", 1, 2), ("cleanup", 2, 3)))
-    row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
+    row = make_row(make_group("a"), result=Result.FAILED, reason="no MIG", jobs=(), spans=spans)
     trace = traces.make_trace(record(), row, (), FIELDS)
     assert problems(trace) == []
     assert read_slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
