@@ -48,6 +48,8 @@ def main() -> None:
         sys.stdout.write(_overview())
         sys.exit(0 if words else 2)
     name, *arguments = words
+    if name == entry_points.ADVISE:
+        name, arguments = entry_points.RUN, _expand_advice(arguments)
     if name not in entry_points.PROGRAMS:
         known = ", ".join([*entry_points.PROGRAMS, _COMPLETION])
         sys.stderr.write(f"error: collocate has no program {name}; choose one of {known}\n")
@@ -57,6 +59,24 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         runpy.run_module(entry_points.module_of(name), run_name="__main__", alter_sys=True)
+
+
+def _expand_advice(words: Sequence[str]) -> list[str]:
+    """Convert the arguments of `advise` to those of `run`; exit for `--help` and for wrong minutes."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="collocate advise",
+        usage="%(prog)s [--minutes 10] [KEY=VALUE ...] [-- SCRIPT ARGUMENT ...]",
+        description="Measure one, two, three, ... copies of a job in each sharing mode, until the best is decided. "
+        "`collocate run --help` lists the keys.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--minutes", type=float, help="start no measurement after this many minutes (default: 10)")
+    end = words.index("--") if "--" in words else len(words)
+    options, overrides = parser.parse_known_args(words[:end])
+    minutes = [] if options.minutes is None else [f"advise_minutes={options.minutes:g}"]
+    return ["+experiment=advise", *overrides, *minutes, *words[end:]]
 
 
 def _overview() -> str:
@@ -94,7 +114,7 @@ def _complete(line: str) -> int:
     name = typed[1] if len(typed) > 2 or (len(typed) == 2 and line[-1:].isspace()) else None
     if name is None:
         parser = _make_parser(choices=[*entry_points.PROGRAMS, _COMPLETION])
-    elif name == entry_points.RUN:
+    elif name in (entry_points.RUN, entry_points.ADVISE):
         is_script = "--" in typed
         parser = _make_parser(None if is_script else partial(_ask_hydra, line.partition(name)[2]), nargs="*")
         for option in ("--help", "--help-keys", "-m", "--multirun"):

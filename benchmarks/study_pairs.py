@@ -87,7 +87,7 @@ def judge_pairs(
             slower[..., GROUPS.index(SLOWED)] /= 1 + slowdown
             changes = _compare(before, make_quick_side(slower))
             findings.num_found += any(
-                change.change is Change.SLOWER and (change.mode, change.degree) == (NAIVE.label, SLOWED.degree)
+                change.change is Change.SLOWER and (change.mode, change.case.degree) == (NAIVE.label, SLOWED.degree)
                 for change in changes
             )
     return findings
@@ -115,7 +115,7 @@ def make_quick_side(rates: Floats) -> Side:
             values = {name: dict(zip(blocks, figure.tolist(), strict=True)) for name, figure in figures.items()}
             cells[mode] = dataclasses.replace(cell, values=values, estimates={}, gpus=dict.fromkeys(blocks, "GPU-1"))
         cases.append(dataclasses.replace(case, cells=cells))
-    return Side(cases, template.titles)
+    return Side(cases, template.metrics)
 
 
 @functools.cache

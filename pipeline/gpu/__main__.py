@@ -110,14 +110,8 @@ def _check(arguments: argparse.Namespace) -> CommandAnswer:
 def _accept(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu.acceptance import acceptance_command
 
-    return acceptance_command.accept_mig(
-        acceptance_command.AcceptanceRequest(
-            target=_read_request(arguments),
-            out=Path(arguments.out),
-            only=() if arguments.only is None else arguments.only.split(","),
-            driver=arguments.driver,
-        )
-    )
+    only = () if arguments.only is None else arguments.only.split(",")
+    return acceptance_command.accept_mig(_read_request(arguments), Path(arguments.out), only, arguments.driver)
 
 
 def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
@@ -153,7 +147,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         "killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
+    models = ", ".join(mig_table.SIMULATED + name for name in mig_table.models())
 
     def add(
         answer: Callable[[argparse.Namespace], CommandAnswer],

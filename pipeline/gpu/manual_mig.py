@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.driver_programs import Programs, refuse_absent_admin
 from pipeline.base.domain.records import Device
 from pipeline.base.system.command_parser import CommandAnswer
@@ -68,7 +69,7 @@ class ManualMigRequest:
 
     @property
     def is_model(self) -> bool:
-        return self.machine is None and self.gpu.startswith(profiles.SIMULATED)
+        return self.machine is None and self.gpu.startswith(mig_table.SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

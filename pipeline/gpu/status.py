@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
@@ -53,7 +54,7 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         file.read()
         with install_driver(file.path):
             yield gpu
-    elif gpu is not None and gpu.startswith(profiles.SIMULATED):
+    elif gpu is not None and gpu.startswith(mig_table.SIMULATED):
         with temporary_folder.hold_scratch() as folder:
             file = StateFile(folder / "machine.json")
             file.create([gpu])

@@ -192,7 +192,7 @@ def _describe_others(row: GroupResult) -> Iterator[str]:
             unit = job.work_unit
             forms = {"makespan_s": "{:.1f} s", work_units.rate_of(unit): f"{{:.1f}} {work_units.per_second(unit)}"}
             figures = [form.format(job.metrics[key]) for key, form in forms.items() if key in job.metrics]
-            yield f"{row.group.name}: job {job.job.name} succeeded: {', '.join(figures)}".rstrip(": ")
+            yield f"{row.group.display_name}: job {job.job.name} succeeded: {', '.join(figures)}".rstrip(": ")
 
 
 def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
@@ -205,5 +205,5 @@ def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupRes
                     return
                 shown.add(job.error_output)
                 log_path = log_of(row, job.job.index)
-                yield f"last lines of stderr of job {job.job.name} in {row.group.name} ({log_path}):"
+                yield f"last lines of stderr of job {job.job.name} in {row.group.display_name} ({log_path}):"
                 yield from (f"    {line}" for line in job.error_output)

@@ -26,6 +26,8 @@ _IN_WORDS = {
     CLEANUP: "cleaning up",
     IDLE: "measuring idle power",
 }
+_LEAST_SHARE = 0.05
+"""Smaller shares of a study's time are not printed."""
 
 
 class Phases:
@@ -92,9 +94,9 @@ def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> st
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:
         return ""
-    spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items() if seconds}
-    spent_on["the rest"] = max(0.0, elapsed_s - sum(spent.values()))
-    measuring = spent_on.pop(_IN_WORDS[WINDOW])
-    shares_of_rest = sorted(spent_on.items(), key=lambda share: -share[1])
-    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in shares_of_rest)
-    return f"measuring took {100 * measuring / elapsed_s:.0f} % of the time; {shares}"
+    shares = {_IN_WORDS[name]: seconds / elapsed_s for name, seconds in spent.items()}
+    shares["the rest"] = 1 - sum(shares.values())
+    measuring = f"measuring took {100 * shares.pop(_IN_WORDS[WINDOW]):.0f} % of the time"
+    sorted_shares = sorted(shares.items(), key=lambda share: -share[1])
+    parts = [f"{name} {100 * share:.0f} %" for name, share in sorted_shares if share > _LEAST_SHARE]
+    return "; ".join(filter(None, (measuring, ", ".join(parts))))

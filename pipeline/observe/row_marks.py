@@ -160,7 +160,7 @@ def _find_short_tails(batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
-    few_steps = dict[str, int]()
+    few_steps = list[int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
             num_values = throughput.count_values(logged.points, window)
@@ -171,11 +171,9 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
             t_ns = log.steps.t_ns
             num_steps = sum(bisect_right(t_ns, end) - bisect_right(t_ns, begin) for begin, end in batch.windows)
             if num_steps < MIN_STEPS:
-                few_steps[state.job.name] = num_steps
-    if few_steps:
-        fewest = min(few_steps, key=few_steps.__getitem__)
-        jobs = f"job {fewest}" if len(few_steps) == 1 else f"{len(few_steps)} jobs, such as {fewest},"
-        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise {group.window.longest_key}"
+                few_steps.append(num_steps)
+    if few_steps:  # without names of jobs, so that the notes of several groups are one
+        yield f"a job made {format_count(min(few_steps), 'step')} in the window; raise {group.window.longest_key}"
 
 
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
@@ -265,7 +263,7 @@ def compute_host_figures(
 
 
 def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
-    """Name the jobs, including co-runners, that waited for CPUs that other programs used; empty if none or unknown.
+    """Report that a job or co-runner waited for CPUs that other programs used; empty if none did or if unknown.
 
     Of jobs that share a process, `jobs` has one, with the figures of the process.
 
@@ -277,14 +275,12 @@ def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, flo
     num_cpus, foreign = busy + idle, busy - (sum(job.metrics[_CPU] for job in jobs) + own_pct) / 100
     if foreign < _MOST_FOREIGN_SHARE * num_cpus or idle > _MOST_IDLE_SHARE * num_cpus:
         return ""
-    waits = {job.job.name: wait for job in jobs if (wait := _compute_wait_pct(job)) > MOST_WAIT_PCT}
-    if not waits:
+    longest_pct = max(map(_compute_wait_pct, jobs), default=0.0)
+    if longest_pct <= MOST_WAIT_PCT:
         return ""
-    longest = max(waits, key=waits.__getitem__)
-    who = f"job {longest}" if len(waits) == 1 else f"{len(waits)} jobs, such as {longest},"
     return (
-        f"{who} waited for a CPU for "
-        f"{waits[longest]:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of {num_cpus:.0f} CPUs"
+        f"a job waited for a CPU for {longest_pct:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of "
+        f"{num_cpus:.0f} CPUs"
     )
 
 

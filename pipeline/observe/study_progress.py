@@ -83,9 +83,10 @@ class Progress:
     Attributes:
         last_block: block after which a study with `repeats=auto` is expected to end; 0 if the plan is complete.
         is_least: whether `last_block` is only the first block after which the study can end.
+        is_open: whether the study chooses its groups while it runs, so that their number is unknown.
     """
 
-    last_block, is_least = 0, False
+    last_block, is_least, is_open = 0, False, False
 
     def __init__(
         self,
@@ -117,6 +118,10 @@ class Progress:
         assert self._left[0] is group
         self._group_begin_s = self._clock()
 
+    def replace_next(self, planned: Sequence[Group], chosen: Sequence[Group]) -> None:
+        """Replace the next planned groups by those that run."""
+        self._left[: len(planned)] = chosen
+
     def done(self, result: Result) -> None:
         assert self._group_begin_s is not None
         group, took_s = self._left.pop(0), self._clock() - self._group_begin_s
@@ -142,13 +147,15 @@ class Progress:
     def position(self, group: Group) -> str:
         """Return the position of the running or latest group: `[3/20] block 1 of 5`."""
         number = self.results.total() + (self._group_begin_s is not None)
+        if self.is_open:
+            return f"[{number}] block {group.block}"
         most = "at most " if self.last_block else ""
         block = f" block {group.block} of {most}{self.num_blocks}" if self.num_blocks > 1 else ""
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:
         words = [f"{format_duration(self._clock() - self._begin_s)} elapsed"]
-        if self._left:
+        if self._left and not self.is_open:
             left_s, is_estimate = self.estimate_left_s()
             if is_estimate:
                 words.append(f"about {format_duration(left_s)} left")

@@ -55,11 +55,13 @@ class PlainView:
             if reason in self._skipped:
                 reason = f"same reason as {self._skipped[reason]}"
             else:
-                self._skipped[reason] = row.group.name
-        say(f"    {format_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
+                self._skipped[reason] = row.group.display_name
+        is_simulated = row.group.device.is_simulated
+        line = format_line(row.result, reason, row.metrics, marks=row.marks, is_simulated=is_simulated, is_brief=True)
+        say(f"    {line} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
-        say(f"{self.progress.position(group)} {group.name}")
+        say(f"{self.progress.position(group)} {group.display_name}")
 
 
 class LiveView(PlainView):
@@ -106,7 +108,7 @@ class _Drawer:
         window = self.group.window
         aim = f"{window.length_text} window" if window.kind.is_steady else "until the jobs end"
         spent = format_duration(time.monotonic() - self.begin_s)
-        title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
+        title = f"{self.progress.position(self.group)} {self.group.display_name}: {spent}, {aim}"
         caption = "\n".join(
             filter(None, [_describe_logs(self.group, self.running), f"study: {self.progress.summary()}"])
         )

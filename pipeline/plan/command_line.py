@@ -26,10 +26,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.system import entry_points, interrupts, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.paths import config_folders, list_choices
+from pipeline.base.system.paths import config_folders
 from pipeline.base.system.secrets import mask_text
 from pipeline.plan import option_loader, override_remedy, overrides
 
@@ -115,7 +116,7 @@ def explain(error: Exception) -> str:
     if (in_file := _IN_FILE.match(text)) and isinstance(config_error := error.__context__, OmegaConfBaseException):
         if overrides.lacks_header(in_file[1]):
             return overrides.explain_missing_header(in_file[1])
-        return f"{in_file[1]}.yaml: {_explain_in_file(config_error)}"
+        return f"{in_file[1]}.yaml: {_explain_in_file(config_error, in_file[1])}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
@@ -153,9 +154,18 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     return message if is_of_hydra else f"the configuration cannot be read: {message}"
 
 
-def _explain_in_file(cause: OmegaConfBaseException) -> str:
+def _explain_in_file(cause: OmegaConfBaseException, file: str) -> str:
     key = str(cause.full_key or cause.key or "")
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        group, _, name = key.rpartition(".")
+        schema = cause.parent_node if isinstance(cause.parent_node, DictConfig) else {}
+        target = schema.get("_target_") or schema.get("options")
+        if target and group == file.rpartition("/")[0]:
+            folder = "" if group == "workload" else f"{group}/"
+            return (
+                f"{key} is not an option of {target}; write in the class, below @dataclass, {name}: TYPE = DEFAULT, "
+                f"and in the YAML defaults: [/schema/{folder}MODULE.CLASS@_here_, _self_]"
+            )
         return _explain_unknown(key, cause.parent_node)
     return f"{key} {explain_refusal(key, cause)}" if key else str(cause).splitlines()[0]
 

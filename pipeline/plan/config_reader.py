@@ -137,7 +137,7 @@ def refuse_settings(config: Config) -> None:
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
     _refuse_repeats(config)
-    for parent in ("", "limits", "window", "gpu", "tracking"):
+    for parent in ("", "limits", "window", "gpu", "tracking", "scenario", "env", "profiler", "exporter"):
         node = getattr(config, parent) if parent else config
         for field in dataclasses.fields(node):
             value = getattr(node, field.name)
@@ -169,6 +169,9 @@ def refuse_settings(config: Config) -> None:
 
 
 def _refuse_repeats(config: Config) -> None:
+    if config.advise_minutes is not None and (config.shard is not None or config.repeats == AUTO_REPEATS):
+        reason = "repeats=auto" if config.shard is None else f"shard={config.shard}"
+        raise ConfigError(f"advise_minutes compares all blocks while they run, so {reason} is not possible; remove it")
     if config.repeats != AUTO_REPEATS:
         if isinstance(config.repeats, str):
             raise ConfigError(f"repeats={config.repeats} must be a number or {AUTO_REPEATS}")

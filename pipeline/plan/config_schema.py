@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from pipeline.base.domain.config_choices import make_simulated_gpus
 from pipeline.base.domain.records import Limits
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import locks, paths
@@ -231,6 +232,12 @@ class Config:
         most=100,
     )
     repeats_max: int = option("with `repeats=auto`: most blocks; at least 5", 20, least=1, most=10_000)
+    advise_minutes: float | None = option(
+        "look for the best number of jobs and sharing mode for at most this many minutes: groups that can no longer be "
+        "the answer are left out ([advice.md](advice.md)); set by `+experiment=advise`",
+        None,
+        above=0,
+    )
     seed: int = option(f"seed for training and for the order; at most {MAX_SEED}", 0, least=0, most=MAX_SEED)
     order: Order = option("order of groups in a block: shuffled by the seed, or as listed", Order.random)
     baseline: Baseline = option(
@@ -273,8 +280,8 @@ class Config:
         "false",
         values="`false`, `true`, `accept_environment`",
     )
-    only: list[str] | None = option(
-        "run only these groups (names from plan or store), with their jobs' baselines "
+    only: Any = option(
+        "run only these groups, with their jobs' baselines: `PLAN:3+7` as printed by the plan, or a list of names "
         "([sweeps.md](sweeps.md#some-groups-of-a-study))",
         None,
     )
@@ -328,6 +335,8 @@ def register() -> None:
         for name, node in KINDS.items():
             store.store(group="schema", name=name, node=node)
             open_maps(store.repo["schema"][f"{name}.yaml"].node)  # in place: a copy is slow
+        for name, settings in make_simulated_gpus().items():
+            store.store(group="gpu", name=name, node=settings)
         _registered.append(Config)
 
 

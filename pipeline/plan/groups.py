@@ -399,7 +399,7 @@ def _make_serial(group: Group, jobs: tuple[Job, ...]) -> Group:
 
 
 def name_groups(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups of a study with their names."""
+    """Return the groups of a study with their stored names and the short ones that users see."""
     jobs: dict[tuple[str | None, str], group_names.JobFacts] = {}
     facts = []
     for group in groups:
@@ -413,7 +413,8 @@ def name_groups(groups: Sequence[Group]) -> list[Group]:
                 scenario=group.scenario, jobs=measured, options=group.options, settings=group.settings
             )
         )
-    return [dataclasses.replace(g, name=name) for g, name in zip(groups, group_names.name_groups(facts), strict=True)]
+    names = zip(groups, group_names.name_groups(facts), group_names.shorten_names(facts), strict=True)
+    return [dataclasses.replace(group, name=name, short_name=short_name) for group, name, short_name in names]
 
 
 def _add_digests(group: Group, inventory: Inventory) -> Group:

@@ -9,9 +9,10 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import PROJECT_DIR, config_folders, list_choices
+from pipeline.base.system.paths import PROJECT_DIR, config_folders
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
 _WIDTH = 118

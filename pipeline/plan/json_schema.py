@@ -22,10 +22,11 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import config_folders, list_choices
+from pipeline.base.system.paths import config_folders
 from pipeline.plan import config_schema, option_loader
 from pipeline.plan import help_text as explained
 

@@ -131,7 +131,7 @@ def load_choice(group: str, name: str) -> type[Any]:
     kind = factory.find(name, f"/schema/{group}/{name}")
     is_declared = isinstance(kind, type) and "__dataclass_fields__" in vars(kind)
     if not is_declared and getattr(kind, "__init__", None) is not object.__init__:
-        raise ConfigError(f"/schema/{group}/{name} is not a dataclass; declare its arguments as fields")
+        raise ConfigError(f"/schema/{group}/{name} is not a dataclass; add @dataclass, and declare arguments as fields")
     try:
         hints = typing.get_type_hints(kind)
         options = [option for option in dataclasses.fields(kind) if option.init] if is_declared else []

@@ -16,8 +16,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from pipeline.base.domain.config_choices import list_choices
 from pipeline.base.system import entry_points, override_values, user_command
-from pipeline.base.system.paths import list_choices
 from pipeline.plan import config_schema, option_loader
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")

@@ -11,15 +11,16 @@ import dataclasses
 import difflib
 import itertools
 import random
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.protocols import Profiler, Sharing
-from pipeline.base.domain.records import Group, Job, Plan
+from pipeline.base.domain.records import DEVICE, Group, Job, Plan
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import build_object
@@ -28,6 +29,10 @@ from pipeline.plan import config_reader, shards
 from pipeline.plan.config_schema import AUTO_REPEATS, Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
+
+_PLAN_DIGITS = 6
+_NUMBERS = re.compile(r"([0-9a-f]{6}:)?\d+(\+\d+)*")
+"""The groups of a plan by number; a shell, a sweep (`-m`) and Hydra read it without quotes."""
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -58,13 +63,21 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
         launches = group_by_launch(list(by_digest.values()))
-        if first.order is Order.random:
+        if first.advise_minutes and block == 1:  # one job more after another, which need the memory of one alone
+            launches.sort(key=lambda launch: not launch[0].sequential)
+        elif first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(launches)  # noqa: S311  an order, not a secret
             launches = join_cases(launches)
         ordered += chain.from_iterable(launches)
     by_case = first.shard_of is ShardOf.case
-    selected = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
+    named = name_groups(number_groups(ordered, blocks[1].values()))
+    selected = shards.number_shards(select_groups(named, first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(selected, start=1))
+    if first.advise_minutes and not select_compared(numbered):
+        raise ConfigError(
+            "advise_minutes needs groups with a speed-up over one job alone, but every group is serial, has no "
+            "baseline, has co-runners or a set rate, or is skipped; remove these settings"
+        )
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,
@@ -75,9 +88,9 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     )
 
 
-def cut_plan(plan: Plan, num_blocks: int) -> Plan:
-    """Return the plan of the first blocks, which equals the plan of a study with this number of repeats."""
-    groups = tuple(group for group in plan.groups if group.block <= num_blocks)
+def cut_plan(plan: Plan, is_kept: Callable[[Group], bool]) -> Plan:
+    """Return the plan of some of the groups; of the first blocks, it equals the plan with this number of repeats."""
+    groups = tuple(filter(is_kept, plan.groups))
     return dataclasses.replace(plan, groups=groups, goal=None, **_identify(groups))
 
 
@@ -97,21 +110,42 @@ def _list_runs(groups: Sequence[Group], baseline_runs: int) -> Iterator[tuple[Gr
         yield from ((group, run) for run in range(1, 1 + (baseline_runs if is_solo else 1)))
 
 
-def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
-    """Select the named groups and the baselines of their jobs; `None` selects all groups.
+def number_groups(groups: Sequence[Group], first_block: Iterable[Group]) -> list[Group]:
+    """Set the selector of each group; numbers follow the order of the configuration and are equal in all blocks.
+
+    The digest beside the numbers covers the groups, but not their repeats and order, the GPU model and the packages.
+    """
+    facts: dict[str, object] = {}
+    for group in first_block:
+        settings = {name: text for name, text in group.settings.items() if name != DEVICE}
+        facts[group.key] = group.scenario, _list_programs(group), settings, group.options
+    plan = make_digest(list(facts.values()))[:_PLAN_DIGITS]
+    selectors = {key: f"{plan}:{number}" for number, key in enumerate(facts, start=1)}
+    return [dataclasses.replace(group, selector=selectors[group.key]) for group in groups]
+
+
+def select_groups(groups: Sequence[Group], only: Any) -> list[Group]:
+    """Select groups by names or by `PLAN:NUMBER+NUMBER`, and the baselines of their jobs; `None` selects all groups.
 
     Raises:
-        ConfigError: `names` is empty or contains an unknown name.
+        ConfigError: `only` is empty, has an unknown name or number, or its numbers are of another plan.
     """
-    if names is None:
+    if only is None:
         return list(groups)
-    available = list(dict.fromkeys(group.name for group in groups))
+    selectors = {group.selector: group.name for group in groups}
+    available = {name: group.name for group in groups for name in (group.name, group.display_name)}
+    words = list(map(str, only if isinstance(only, list) else [only]))
+    names = set[str]()
+    for word in words:
+        if _NUMBERS.fullmatch(word):
+            names.update(_find_numbered(word, selectors))
+        elif word in available:
+            names.add(available[word])
+        else:
+            near = difflib.get_close_matches(word, available, n=3, cutoff=0.3) or list(available)[:3]
+            raise ConfigError(f"only={word} is not a group of the plan; choose a group, such as {', '.join(near)}")
     if not names:
-        raise ConfigError(f"only=[] names no group; add a name, as in only=[{available[0]}]")
-    for name in names:
-        if name not in available:
-            near = difflib.get_close_matches(name, available, n=3, cutoff=0.3) or available[:3]
-            raise ConfigError(f"only={name} is not a group of the plan; choose a group, such as {', '.join(near)}")
+        raise ConfigError(f"only=[] names no group; write only={next(iter(selectors))}")
     selected = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
@@ -122,6 +156,24 @@ def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[G
         )
 
     return [group for group in groups if group.name in names or is_baseline(group)]
+
+
+def _find_numbered(word: str, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the groups with these numbers; `names` has the names by selector."""
+    plan = next(iter(names)).partition(":")[0]
+    prefix, _, numbers = word.rpartition(":")
+    if prefix != plan:
+        raise ConfigError(
+            f"only={word} has no numbers of this plan, {plan}; see them with dry_run=true, and write only={plan}:NUMBER"
+        )
+    for number in numbers.split("+"):
+        if f"{plan}:{number}" not in names:
+            raise ConfigError(f"only={word}: the plan has no group {number}; choose from 1 to {len(names)}")
+        yield names[f"{plan}:{number}"]
+
+
+def _list_programs(group: Group) -> list[str]:
+    return [job.workload.program_digest for job in group.jobs]
 
 
 def _list_digests(group: Group) -> tuple[str, ...]:

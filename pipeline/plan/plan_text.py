@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.base.domain.protocols import Profiler, Sharing
-from pipeline.base.domain.records import CO_RUNNERS, Commands, Plan
+from pipeline.base.domain.records import CO_RUNNERS, Commands, Group, Plan
 from pipeline.base.system.factory import build_object
 from pipeline.base.system.words import format_count
 
@@ -19,18 +19,27 @@ def format_plan(plan: Plan) -> str:
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
     lines = list_warnings(plan)
+    windows = {group.window.text for group in plan.groups}
     most = "" if plan.goal is None else "at most "
-    lines.append(f"{most}{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}")
-    names = [f"{group.name} run {group.run}" if group.run > 1 else group.name for group in plan.groups]
+    window = "".join(f", {window}" for window in windows if len(windows) == 1)
+    lines.append(f"{most}{format_count(len(plan.groups), 'group')} on {devices}{window}, plan {plan.digest[:12]}")
+    names = [f"{group.display_name} run {group.run}" if group.run > 1 else group.display_name for group in plan.groups]
     width = max(map(len, names), default=0)
     several = len({device.name for device in plan.devices}) > 1
     for name, group in zip(names, plan.groups, strict=True):
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         shard = f"shard {group.shard}  " if group.case else ""
-        columns = f"{group.number:5d}  block {group.block}  {shard}{name:{width}s}  {group.window.text:28s}"
-        lines.append(f"{columns}  {group.digest[:12]}{device}{skip}")
-    return "\n".join([*lines, *list_notes(plan), *list_commands(plan)])
+        window = f"{group.window.text:{max(map(len, windows))}s}  " if len(windows) > 1 else ""
+        columns = f"{group.group_number:>5s}  block {group.block}  {shard}{name:{width}s}  {window}"
+        lines.append(f"{columns}{group.digest[:12]}{device}{skip}")
+    return "\n".join([*lines, *explain_numbers(plan.groups), *list_notes(plan), *list_commands(plan)])
+
+
+def explain_numbers(groups: Sequence[Group]) -> list[str]:
+    """Return a line with an example of the numbers of groups for `only`; none without two groups of a plan."""
+    first, *following = dict.fromkeys(group.selector for group in groups) or [""]
+    return [f"to run some of these groups, add only={first}+{following[0].partition(':')[2]}"] if following else []
 
 
 def export_plan(
@@ -48,6 +57,7 @@ def export_plan(
                 "block": group.block,
                 "run": group.run,
                 "shard": group.shard,
+                "only": group.selector,
                 "name": group.name,
                 "scenario": group.scenario,
                 "jobs": [job.size or job.workload.name for job in group.measured],
@@ -64,8 +74,8 @@ def export_plan(
         "notes": plan.notes,
         "warnings": plan.warnings,
         "commands": [
-            {"groups": numbers, "do": commands.do, "undo": commands.undo}
-            for commands, numbers in _sort_by_commands(plan).items()
+            {"groups": [group.number for group in groups], "do": commands.do, "undo": commands.undo}
+            for commands, groups in _sort_by_commands(plan).items()
         ],
     }
 
@@ -91,19 +101,20 @@ def _describe_goal(goal: PrecisionGoal) -> str:
 def list_commands(plan: Plan) -> list[str]:
     """Format the commands that change GPU settings, once for all groups with the same commands."""
     lines = []
-    for commands, numbers in _sort_by_commands(plan).items():
-        lines.append(f"GPU settings are changed and restored by group {', '.join(map(str, numbers))}:")
+    for commands, groups in _sort_by_commands(plan).items():
+        numbers = dict.fromkeys(group.group_number for group in groups)
+        lines.append(f"GPU settings are changed and restored by group {', '.join(numbers)}:")
         lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
     return lines or ["no GPU settings are changed"]
 
 
-def _sort_by_commands(plan: Plan) -> dict[Commands, list[int]]:
-    groups_by_commands: dict[Commands, list[int]] = {}
+def _sort_by_commands(plan: Plan) -> dict[Commands, list[Group]]:
+    groups_by_commands: dict[Commands, list[Group]] = {}
     for group in plan.groups:
         if group.skip_reason is None:
             sharing: Sharing = build_object(group.sharing)
             profiler: Profiler = build_object(group.profiler.build)
             commands = profiler.list_setting_commands(group).around(sharing.list_setting_commands(group))
-            groups_by_commands.setdefault(commands, []).append(group.number)
+            groups_by_commands.setdefault(commands, []).append(group)
     groups_by_commands.pop(Commands(), None)
     return groups_by_commands

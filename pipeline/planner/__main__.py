@@ -18,7 +18,7 @@ from pipeline.base.system.command_parser import CommandAnswer, CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {
-    "advise": ("results", "recommend a sharing mode for each case of a study, with the reason"),
+    "advise": ("results", "answer for each case of a study whether jobs should share the GPU, and in which mode"),
     "check": ("results", "compare the predictions of a plan with the measurements of its experiment"),
     "export": ("output", "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests"),
     "granted": ("output", "compare the GPUs that each pod got with the exported plan"),

@@ -21,6 +21,8 @@ from pipeline.prepare.mig import layouts, profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
 VERSION = 1
+GROUPS_PER_GPU = "groups_per_gpu"
+"""A detail of a training plan: the number of groups that each GPU runs in turn, of which each is a `Gpu`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

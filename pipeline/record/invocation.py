@@ -50,8 +50,7 @@ class Invocation:
     @property
     def masked_resume_command(self) -> str:
         """Command line that runs the missing groups, without secrets."""
-        command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
-        return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
+        return mask_command(spell_resume_command(self.words))
 
     def make_worker_variables(self) -> dict[str, str]:
         """Return the additional environment variables of a worker on this host."""
@@ -89,6 +88,23 @@ def begin() -> None:
 def get_current() -> Invocation:
     """Return the invocation of this process."""
     return _current or Invocation(words=tuple(sys.argv))
+
+
+def mask_command(command: str) -> str:
+    """Return a command line without secrets, with a note if it had any."""
+    command = shlex.join(secrets.mask_words(shlex.split(command)))
+    return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
+
+
+def spell_longer_study(words: Sequence[str], repeats: int) -> str:
+    """Return the command line, without secrets, that resumes a study with more blocks; empty with `repeats=auto`."""
+    key = "repeats="
+    if f"{key}auto" in [word.lstrip("+") for word in words]:
+        return ""
+    start, options = entry_points.divide(words)
+    end = options.index("--") if "--" in options else len(options)
+    overrides = [option for option in options[:end] if not option.lstrip("+").startswith(key)]
+    return mask_command(spell_resume_command([*start, *overrides, f"{key}{repeats}", *options[end:]]))
 
 
 def spell_resume_command(words: Sequence[str]) -> str:

@@ -74,20 +74,9 @@ class SpoolRun:
 
     def close(self, result: GroupResult) -> None:
         """Write the result; afterwards the folder can be sent."""
-        now_ns = time.monotonic_ns()
-        by_index = {job.job.index: job for job in result.jobs}
-        if series := {str(index): job.series for index, job in by_index.items() if job.series}:
+        if series := {str(job.job.index): job.series for job in result.jobs if job.series}:
             group_folder.write_json(self.folder / layout.SERIES, series)
-        notes = read_facts(result.tags)
-        invalid, note = notes.pop("invalid", ""), notes.pop("flag", "")
-        closed: GroupRecord = _add_ending(self.record, result, {}, now_ns)
-        self.record = dataclasses.replace(
-            closed,
-            invalid=invalid,
-            note=note,
-            notes=closed.notes | {key: text for key, text in notes.items() if text},
-            jobs=tuple(_close_job(job, by_index.get(job.index), result, now_ns) for job in self.record.jobs),
-        )
+        self.record = close_record(self.record, result)
         group_folder.write(self.folder, self.record)
 
 
@@ -140,7 +129,7 @@ class Spool:
         (folder / layout.ARTIFACTS).mkdir()
         lock = locks.open_file(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
-        record = _make_record(group, self.study, self._facts, self._interpreters, self._origins)
+        record = make_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         self._folders[run.spool_id] = folder
         try:
@@ -214,13 +203,14 @@ def _list_scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
     return [job.workload.script for job in group.jobs if job.workload.script in origins]
 
 
-def _make_record(
+def make_record(
     group: Group,
     study: str,
     facts: dict[str, str],
     interpreters: Mapping[Spec, Interpreter],
     origins: Mapping[str, Origin],
 ) -> GroupRecord:
+    """Return the record of a group that begins now."""
     now_ns = time.monotonic_ns()
     of_scripts = {script: origins[script].facts for script in _list_scripts(group, origins)}
     # A fact that is equal in all jobs becomes a fact of the group.
@@ -325,6 +315,21 @@ def _encode_group(group: Group) -> str:
     )
     masked = secrets.mask(json.loads(text))
     return json.dumps(masked | {"key": group.key}, indent=1)  # masking would replace this digest
+
+
+def close_record(record: GroupRecord, result: GroupResult) -> GroupRecord:
+    """Add the result of a group that ends now to its record."""
+    now_ns, by_index = time.monotonic_ns(), {job.job.index: job for job in result.jobs}
+    notes = read_facts(result.tags)
+    invalid, note = notes.pop("invalid", ""), notes.pop("flag", "")
+    closed = _add_ending(record, result, {}, now_ns)
+    return dataclasses.replace(
+        closed,
+        invalid=invalid,
+        note=note,
+        notes=closed.notes | {key: text for key, text in notes.items() if text},
+        jobs=tuple(_close_job(job, by_index.get(job.index), result, now_ns) for job in record.jobs),
+    )
 
 
 def _add_ending(run: AnyRun, ending: GroupResult | JobResult, series: Series, now_ns: int) -> AnyRun:

@@ -11,8 +11,9 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system import entry_points, paths
@@ -26,7 +27,7 @@ from pipeline.report.evaluate.statistics import format_interval
 from pipeline.report.evaluate.study_board import (
     Agreement,
     Board,
-    Column,
+    BoardColumn,
     Comparison,
     DeviceSummary,
     Outcome,
@@ -37,7 +38,17 @@ from pipeline.report.evaluate.study_board import (
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
 from pipeline.report.page.page import environment, strip_forbidden
-from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends, to_csv
+from pipeline.report.page.table_format import (
+    MISSING,
+    Column,
+    Table,
+    format_estimate,
+    list_columns,
+    list_end_columns,
+    make_table,
+    round_value,
+    to_csv,
+)
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
 from pipeline.report.read.rows import find_stores
@@ -63,11 +74,15 @@ def main(argv: Sequence[str]) -> int:
     studies = [*_read_reports(options.reports), *_read_stores(options)]
     if not studies:
         raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
-    _refuse_equal(studies)
+    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
+        if study == other_study:
+            raise ConfigError(
+                f"{source} and {other} have the same figures for {study.experiment!r} on {study.device}; name only one"
+            )
     board = make_board(make_columns(studies))
     if not board.lines:
         raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
-    contents = {BOARD: to_csv(make_table(board)), PAGE: render(board)}
+    contents = {BOARD: to_csv(make_board_table(board)), PAGE: render(board)}
     experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
     metadata = {"simulated": any(column.measured.stamp for column in board.columns)}
     files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
@@ -98,35 +113,24 @@ def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSumma
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
         raise ConfigError("an experiment or a store is named twice; name each experiment and each store once")
-    for experiment in options.experiment:
-        for store in find_stores(stores, experiment):
-            yield from ((str(store), measured) for measured in _measured_in(store, experiment))
+    places = [(store, name) for name in options.experiment for store in find_stores(stores, name)]
+    for store, name in places:
+        studies = rows.read_apart(store, name)
+        if not any(study.rows for study in studies):
+            raise ConfigError(f"experiment {name!r} in {store} has no group with a result; choose another experiment")
+        for measured in map(EvaluatedStudy, studies):
+            summaries = summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
+            yield from ((str(store), summary) for summary in summaries)
 
 
-def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
-    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
-        if study == other_study:
-            raise ConfigError(
-                f"{source} and {other} have the same figures for {study.experiment!r} on {study.device}; name only one"
-            )
-
-
-def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
-    studies = rows.read_apart(store, experiment)
-    if not any(study.rows for study in studies):
-        raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
-    for measured in map(EvaluatedStudy, studies):
-        yield from summarize_devices(measured.study, measured.cells, measured.comparisons, measured.winners)
-
-
-def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
+def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[BoardColumn]:
     """Make the columns; name each by its device and, if several have this device, by study, host or folder too."""
     all_names = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(all_names, place), source=source, measured=study)
+        BoardColumn(number=place + 1, name=_name(all_names, place), source=source, measured=study)
         for place, (source, study) in enumerate(studies)
     ]
 
@@ -142,6 +146,8 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
 
 def render(board: Board) -> str:
     """Render the HTML of the page, which loads no other files and runs no scripts."""
+    places = range(len(board.columns))
+    by_case = itertools.groupby(board.lines, lambda line: (line.label, line.consists))
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -150,12 +156,12 @@ def render(board: Board) -> str:
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             stamps=stamps(board),
             agreed=describe_agreement(board),
-            won=describe_winners(board),
+            won=[describe_winners(board, place) for place in places],
             common=board.common,
             columns=board.columns,
             cases=[
-                (case, [(line.degree, *board.judge(line), _list_cells(line, board)) for line in lines])
-                for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+                (case, [(line.degree, *board.judge(line), [_list_cell(line, n) for n in places]) for line in lines])
+                for case, lines in by_case
             ],
             note=NOTE,
             described=[(column, _describe_column(column)) for column in board.columns],
@@ -175,24 +181,18 @@ def describe_agreement(board: Board) -> str:
     return f"Of {format_count(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
-def describe_winners(board: Board) -> list[str]:
-    """Return a sentence on the best modes of each column."""
-    return [_describe_column_winners(place, board) for place in range(len(board.columns))]
-
-
-def _describe_column_winners(place: int, board: Board) -> str:
+def describe_winners(board: Board, place: int) -> str:
+    """Return a sentence on the best modes of a column."""
     column = board.columns[place]
     outcomes = [line.members[place] for line in board.lines if place in line.members]
-    collocated_outcomes = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
-    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in collocated_outcomes]
+    best = [outcome.best for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
     heading = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
-    if not collocated_outcomes:
+    if not best:
         return f"{heading}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
-    undecided = len(collocated_outcomes) - wins.total()
-    parts += [f"there is no verdict in {undecided}"] if undecided else []
-    return f"{heading}: of {format_count(len(collocated_outcomes), 'case')} with several jobs, {join_words(parts)}."
+    parts += [f"there is no verdict in {len(best) - wins.total()}"] if len(best) > wins.total() else []
+    return f"{heading}: of {format_count(len(best), 'case')} with several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -202,135 +202,123 @@ def stamps(board: Board) -> list[str]:
 
 def format_lines(board: Board) -> str:
     """Return the board for a terminal: its columns, then one line for each case."""
+    places = range(len(board.columns))
     heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
-        agreement, reason = board.judge(line)
-        cells = [_brief(line, number) for number in range(len(board.columns))]
-        rows.append(
-            [line.label, str(line.degree), *cells, f"{agreement.value}: {reason}" if reason else agreement.value]
-        )
-    left_aligned = {0, *range(2, len(board.columns) + 3)}
-    return "\n".join(
-        [*heads, "", *align_table(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
-    )
+        verdicts = ": ".join(filter(None, board.judge(line)))
+        rows.append([line.label, str(line.degree), *(_brief(line, place) for place in places), verdicts])
+    table = align_table(rows, {0, *range(2, len(board.columns) + 3)})
+    winners = [describe_winners(board, place) for place in places]
+    return "\n".join([*heads, "", *table, "", describe_agreement(board), *winners])
 
 
 def _brief(line: MatchedCase[Outcome], number: int) -> str:
     """Return `MPS 6.80 (6.44 to 7.29)`; a `*` means that the settings differ."""
     if (outcome := line.members.get(number)) is None:
         return MISSING
-    text = f"{'/'.join(outcome.tied)} {_gain(outcome)}" if outcome.tied else "; ".join(outcome.endings) or MISSING
+    figure = f"{'/'.join(outcome.tied)} {_format_figure(outcome)}" if outcome.tied else ""
+    text = figure or "; ".join(outcome.endings) or MISSING
     return f"{text} *" if line.differs[number] else text
 
 
-def make_table(board: Board) -> Table:
-    """Return the board as a table with one row for each case and column, and with numbers in full."""
-    rows: list[Values] = []
-    for line in board.lines:
-        agreement, reason = board.judge(line)
-        line_values = (line.label, line.degree, line.consists or None, agreement.value, reason or None)
-        for number, outcome in line.members.items():
-            column, study = board.columns[number], board.columns[number].measured
-            facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
-            column_values = (f"{column.mark} {column.name}", *facts)
-            rows.append((*line_values, *column_values, *_list_outcome(outcome, line.differs[number])))
-    line_heads = ("case", "jobs", "mix", "verdicts", "why")
-    column_heads = ("column", "study", "device", "stamp", "GPUs")
-    heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
-    energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
-    ratios = ("speed-up over the best step mode alone", "energy over serial", "energy over the best step mode alone")
-    ratio_heads = [head for ratio in ratios for head in (ratio, f"{ratio}: verdict")]
-    last = ("compared modes", "no figure", "settings differ", "settings")
-    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
-    columns = (*line_heads, *column_heads, *heads, *energy_heads, *ratio_heads, *last)
-    return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
+class BoardRow(NamedTuple):
+    """The outcome of one line of a board in one column, and the settings in which it differs from the first one."""
+
+    line: MatchedCase[Outcome]
+    column: BoardColumn
+    outcome: Outcome
+    differs: str
+    agreement: Agreement
+    reason: str
 
 
-def _list_outcome(outcome: Outcome, differs: str) -> Values:
-    settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
-    energy = outcome.energy_of_serial
-    return (
-        *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
-        *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
-        *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
-        *_list_comparison(outcome.find_comparison("speed", is_best_solo=True)),
-        *_list_comparison(outcome.find_comparison("energy", is_best_solo=False)),
-        *_list_comparison(outcome.find_comparison("energy", is_best_solo=True)),
-        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, differs or None, settings),
-    )
+def _list_comparison_columns(title: str, quantity: str, *, is_best_solo: bool) -> list[Column[BoardRow]]:
+    def find(row: BoardRow) -> Comparison | None:
+        return row.outcome.find_comparison(quantity, is_best_solo=is_best_solo)
+
+    return [Column(title, find, attrgetter("ratio.median")), Column(f"{title}: verdict", find, attrgetter("verdict"))]
 
 
-def _list_comparison(comparison: Comparison | None) -> Values:
-    return (None, None) if comparison is None else (comparison.ratio.median, comparison.verdict)
+_COLUMNS: tuple[Column[BoardRow], ...] = (
+    *list_columns({"case": "line.label", "jobs": "line.degree", "mix": "line.consists"}),
+    *list_columns({"verdicts": "agreement.value", "why": "reason"}),
+    Column("column", lambda row: f"{row.column.mark} {row.column.name}"),
+    *list_columns({"study": "column.measured.experiment", "device": "column.measured.device"}),
+    *list_columns({"stamp": "column.measured.stamp", "GPUs": "column.measured.num_gpus"}),
+    Column("best", lambda row: ", ".join(row.outcome.tied)),
+    *list_columns({"measure": "outcome.measure"}),
+    *list_end_columns("value", attrgetter("outcome.figure")),
+    *list_columns({"blocks": "outcome.num_blocks"}),
+    Column("enough for verdicts", lambda row: "yes" if row.outcome.is_enough else "no"),
+    *list_end_columns("energy", attrgetter("outcome.energy"), "energy: low", "energy: high"),
+    Column("energy of serial", attrgetter("outcome.energy_of_serial"), attrgetter("median")),
+    *list_columns({"energy in": "outcome.energy_unit"}),
+    *_list_comparison_columns("speed-up over the best step mode alone", "speed", is_best_solo=True),
+    *_list_comparison_columns("energy over serial", "energy", is_best_solo=False),
+    *_list_comparison_columns("energy over the best step mode alone", "energy", is_best_solo=True),
+    Column("compared modes", lambda row: ", ".join(row.outcome.kinds)),
+    Column("no figure", lambda row: "; ".join(row.outcome.endings)),
+    *list_columns({"settings differ": "differs"}),
+    Column("settings", lambda row: "; ".join(f"{key}: {value}" for key, value in row.outcome.settings.items())),
+)
+"""The columns of the file, with numbers in full."""
 
 
-def _list_cells(line: MatchedCase[Outcome], board: Board) -> list[dict[str, Any] | None]:
-    return [
-        _format_cell(line.members[number], line.differs[number]) if number in line.members else None
-        for number in range(len(board.columns))
+def make_board_table(board: Board) -> Table:
+    """Return the board as a table with one row for each case and column."""
+    board_rows = [
+        BoardRow(line, board.columns[number], outcome, line.differs[number], *board.judge(line))
+        for line in board.lines
+        for number, outcome in line.members.items()
     ]
+    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
+    return make_table("board", TITLE, _COLUMNS, board_rows, f"{stamp}{NOTE}")
 
 
-def _format_cell(outcome: Outcome, differs: str) -> dict[str, Any]:
-    energy, serial = _energy(outcome)
-    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
-    title, unit = _measure(outcome)
-    blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
-    notes = list(outcome.endings)
-    if len(outcome.kinds) == 1:
-        notes.insert(0, "the only mode with a figure")
+def _list_cell(line: MatchedCase[Outcome], place: int) -> tuple[list[str], list[str]]:
+    """Return the colours of the best modes, and the lines of a cell of the page: modes and speed-up, then details."""
+    if (outcome := line.members.get(place)) is None:
+        return [], ["not measured"]
+    title, _, unit = outcome.measure.partition(" (")
+    count = [title if unit else "", format_count(outcome.num_blocks, "block")] if outcome.tied else []
     if len(outcome.tied) > 1:
-        notes.insert(0, "no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
-    return {
-        "tied": [(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
-        "notes": notes,
-        "differs": differs,
-        "gain": _gain(outcome),
-        "over_best": _over_best_solo(outcome, "speed"),
-        "energy_over_best": _over_best_solo(outcome, "energy"),
-        "blocks": f"{title}, {blocks}" if unit else blocks,
-        "energy": energy,
-        "serial": serial,
-    }
+        count.append("no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
+    count += ["the only mode with a figure"] if len(outcome.kinds) == 1 else []
+    best = f"{', '.join(outcome.tied)} {_format_figure(outcome)}" if outcome.tied else MISSING
+    lines = [best, ", ".join(filter(None, count)), _describe_over_best_solo(outcome, "speed")]
+    lines += [_describe_energy(outcome), _describe_over_best_solo(outcome, "energy")]
+    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
+    swatches = [colours.get(outcome.kinds[mode], "") for mode in outcome.tied]
+    return list(filter(None, swatches)), list(filter(None, [*lines, *outcome.endings, line.differs[place]]))
 
 
-def _gain(outcome: Outcome) -> str:
+def _format_figure(outcome: Outcome) -> str:
     """Return `6.80 (6.44 to 7.29)`, followed by the unit unless the figure is a ratio."""
-    _, unit = _measure(outcome)
+    unit = outcome.measure.partition(" (")[2].removesuffix(")")
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
 
-def _over_best_solo(outcome: Outcome, quantity: str) -> str:
+def _describe_over_best_solo(outcome: Outcome, quantity: str) -> str:
     """Return `1.36 (1.34 to 1.38) x CUDA graph alone`; empty if several step modes were not measured alone."""
     comparison = outcome.find_comparison(quantity, is_best_solo=True)
     if comparison is None:
         return ""
-    return f"{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
+    prefix = "energy " if quantity == "energy" else ""
+    return f"{prefix}{comparison.ratio.median:.2f}{format_interval(comparison.ratio, '.2f')} x {comparison.against}"
 
 
-def _measure(outcome: Outcome) -> tuple[str, str]:
-    title, _, unit = outcome.measure.partition(" (")
-    return title, unit.removesuffix(")")
-
-
-def _energy(outcome: Outcome) -> tuple[str, str]:
-    """Return `4.56 mJ/sample` and, for comparison, `14.8 one at a time`."""
+def _describe_energy(outcome: Outcome) -> str:
+    """Return `4.56 mJ/sample, 14.8 one at a time`; empty without energy."""
     if outcome.energy is None:
-        return MISSING, ""
-    median, serial = outcome.energy.median, outcome.energy_of_serial
-    scale, prefix = choose_prefix([median])
-    is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
-    serial_text = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
-    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", serial_text
+        return ""
+    scale, prefix = choose_prefix([outcome.energy.median])
+    text = f"{round_value(outcome.energy.median / scale)} {prefix}{outcome.energy_unit}"
+    serial = None if SERIAL.label in outcome.tied[:1] else outcome.energy_of_serial
+    return text if serial is None else f"{text}, {round_value(serial.median / scale)} one at a time"
 
 
-def _short(value: float) -> str:
-    """Round to three digits; numbers of 1000 or more, which would get an exponent, to a whole number."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-
-
-def _describe_column(column: Column) -> list[str]:
+def _describe_column(column: BoardColumn) -> list[str]:
     study = column.measured
     gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
     stamp = f"{study.stamp}, no measurement of a real GPU" if study.stamp else ""

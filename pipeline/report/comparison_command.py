@@ -6,36 +6,47 @@ The exit status is 0 if nothing is slower by more than the tolerance, 1 if somet
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fnmatch
+import itertools
 import json
 import math
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import align_table, format_count, list_first
+from pipeline.base.system.words import align_table, format_count, group_by, list_first
 from pipeline.record.store.local_store import is_server
 from pipeline.record.store.results import list_experiments
 from pipeline.report.evaluate.comparison import (
     CaseChange,
     Change,
-    Difference,
     StudyComparison,
     compare,
     compare_environments,
+    find_worst_bound,
     list_differences,
     list_setting_differences,
 )
-from pipeline.report.evaluate.contrasts import Quantity
+from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import CONFIDENCE, DRIFT_BLOCKS, MARGIN, Estimate
-from pipeline.report.page.table_format import MISSING, Table, Values, format_value, list_ends, to_csv
+from pipeline.report.page.table_format import (
+    Column,
+    Table,
+    format_value,
+    list_columns,
+    list_end_columns,
+    make_table,
+    to_csv,
+)
 from pipeline.report.publish import MANIFEST
 from pipeline.report.read import rows
 from pipeline.report.read.rows import find_stores
@@ -43,43 +54,39 @@ from pipeline.report.read.selection import DEVICE, STUDY, Choice
 from pipeline.report.read.study_records import Study
 
 COMMAND = "compare"
-_EXPERIMENT, _TOLERANCE, _ALLOW_MISSING, _OUT = "--experiment", "--tolerance", "--allow-missing", "--out"
+_EXPERIMENT, _TOLERANCE, _MAX_LOSS = "--experiment", "--tolerance", "--max-loss"
+_ALLOW_MISSING, _OUT = "--allow-missing", "--out"
 _SUFFIXES = (".csv", ".md", ".json")
 _MOST_NAMED = 3
 _NO_EXPERIMENT = "Default"
 """The experiment that MLflow creates in every store."""
-_FORMAT = 1
+_FORMAT = 2
+_WIDTH, _LONGEST_MODE = 100, 14
+"""Columns of a terminal, and of a mode that stands in the table."""
 _SIMULATED = "Both studies are simulated: no measurement of a real GPU."
 _NOTE = (
-    "Medians over blocks. Ratio: speed of the newest study over that of the reference (above 1 is faster), or energy "
-    f"over energy; {100 * CONFIDENCE:.0f} % interval of Welch's t test on logarithms. Verdicts are corrected over all "
-    "rows; a verdict needs a ratio beyond the tolerance and p < 0.05 after the correction."
-)
-_GAINS = ("over serial", "over best alone")
-_LEFT = {0, 2, 3, 6, 7, 8, 9, 10}
-"""Columns that are aligned to the left."""
-_LEGEND = (
-    "ratio: after / before with its 95 % interval; for speed, above 1 is faster. drifts: the blocks scatter like those "
-    f"of jobs that wait for the host, so {DRIFT_BLOCKS} blocks count as one. by ...: this ratio decides, because the "
-    "drift cancels in it. N blocks: about as many in each study would give a verdict."
+    f"Medians over blocks. Ratio: after over before with its {100 * CONFIDENCE:.0f} % interval; for speed, above 1 is "
+    "faster. Loss up to: the largest in this interval. Drifts: the blocks scatter like those of jobs that wait for the "
+    f"host, so {DRIFT_BLOCKS} blocks count as one. By ...: this ratio decides, because the drift cancels in it."
 )
 
 
 @dataclass(slots=True)
-class Tolerances:
-    """The tolerated relative difference of each case, by patterns of names; the last pattern that matches counts."""
+class CaseLimits:
+    """A relative difference of each case, by patterns of names; the last pattern that matches counts."""
 
+    option: str
     patterns: list[tuple[str, float]]
     used: set[str] = field(default_factory=set)
 
     @classmethod
-    def parse(cls, texts: Sequence[str]) -> Tolerances:
+    def parse(cls, option: str, texts: Sequence[str], default: float) -> CaseLimits:
         """Parse `PCT` and `CASE=PCT`.
 
         Raises:
             ConfigError: a percentage is not a number from 0 to 100.
         """
-        patterns = [("*", MARGIN)]
+        patterns = [("*", default)]
         for text in texts:
             pattern, _, number = text.rpartition("=")
             try:
@@ -87,12 +94,12 @@ class Tolerances:
             except ValueError:
                 share = math.nan
             if not 0 <= share < 1:
-                raise ConfigError(f"{_TOLERANCE} {text}: {number!r} is not a percentage from 0 to 100; set such as 5")
+                raise ConfigError(f"{option} {text}: {number!r} is not a percentage from 0 to 100; set such as 5")
             patterns.append((pattern or "*", share))
-        return cls(patterns)
+        return cls(option, patterns)
 
     def find(self, case: str) -> float:
-        """Return the tolerance of a case."""
+        """Return the limit of a case."""
         matching = [(pattern, share) for pattern, share in self.patterns if fnmatch.fnmatchcase(case, pattern)]
         self.used.update(pattern for pattern, _ in matching)
         return matching[-1][1]
@@ -106,62 +113,68 @@ class Tolerances:
         for pattern, _ in self.patterns:
             if pattern not in self.used | {"*"}:
                 raise ConfigError(
-                    f"{_TOLERANCE} {pattern}=...: no case has such a name; use a name such as '7 x *, MPS'"
+                    f"{self.option} {pattern}=...: no case has such a name; use a name such as '7 x *, MPS'"
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedStudy:
-    """A compared study: its place, its experiment and its size."""
+class Reference(NamedTuple):
+    """A reference with its place, and its comparison with the newest study."""
 
     source: str
-    experiment: str
-    devices: tuple[str, ...]
-    num_blocks: int
-    is_simulated: bool
-
-    @property
-    def words(self) -> str:
-        """The study in words: `robroek_quick of study.tar.xz: NVIDIA H200, 5 blocks`."""
-        simulated = ", simulated" if self.is_simulated else ""
-        devices, blocks = " and ".join(self.devices), format_count(self.num_blocks, "block")
-        return f"{self.experiment} of {self.source}: {devices}, {blocks}{simulated}"
+    study: Study
+    comparison: StudyComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedReference:
-    """A reference with its comparison; `packages` and `settings` are the other differences, in words."""
+class ComparedStudies:
+    """The comparisons of the newest study; `losses` are the limits of `--max-loss`, `None` if it is not set."""
 
-    study: ComparedStudy
-    differences: tuple[Difference, ...]
-    packages: str
-    settings: tuple[str, ...]
-    comparison: StudyComparison
+    source: str
+    newest: Study
+    references: Sequence[Reference]
+    losses: CaseLimits | None
+
+    @property
+    def changes(self) -> list[CaseChange]:
+        """The changes of all references."""
+        return [change for reference in self.references for change in reference.comparison.changes]
+
+    @property
+    def losing(self) -> list[CaseChange]:
+        """The cases that make the exit status 1.
+
+        They are slower or fail; with limits of loss, their loss may be larger.
+        """
+        if (losses := self.losses) is None:
+            return [change for change in self.changes if change.change.is_regression]
+        limits = [(change, losses.find(change.name)) for change in self.changes if change.has_loss]
+        # Without a bound, any loss is possible.
+        return [change for change, limit in limits if (1.0 if change.loss_bound is None else change.loss_bound) > limit]
 
 
 def main(argv: Sequence[str]) -> int:
     """Compare a study with its references and print the comparison; return the exit status."""
     options = _parser().parse_args(argv)
-    tolerances = Tolerances.parse(options.tolerance)
+    tolerances = CaseLimits.parse(_TOLERANCE, options.tolerance, MARGIN)
+    losses = CaseLimits.parse(_MAX_LOSS, options.max_loss, 1.0) if options.max_loss else None
     if options.out is not None and options.out.suffix not in _SUFFIXES:
         raise ConfigError(f"{_OUT} {options.out}: no such format; end the name with {', '.join(_SUFFIXES)}")
     studies = _read_studies(options)
-    newest_source, newest = studies[-1]
-    references = _choose_references(studies[:-1], newest_source, newest)
+    source, newest = studies[-1]
+    references = _choose_references(studies[:-1], source, newest)
     comparisons = compare([study for _, study in references], newest, tolerances.find)
-    for (source, _), comparison in zip(references, comparisons, strict=True):
-        _check_cases(source, newest_source, comparison, allows_missing=options.allow_missing)
-    tolerances.check()
-    compared = [
-        _describe(source, study, newest, comparison)
-        for (source, study), comparison in zip(references, comparisons, strict=True)
-    ]
-    described = _describe_study(newest_source, newest)
+    for (reference, _), comparison in zip(references, comparisons, strict=True):
+        _check_cases(reference, source, comparison, allows_missing=options.allow_missing)
+    pairs = [Reference(*place, comparison) for place, comparison in zip(references, comparisons, strict=True)]
+    compared = ComparedStudies(source=source, newest=newest, references=pairs, losses=losses)
+    status = int(bool(compared.losing))
+    for limits in filter(None, (tolerances, losses)):
+        limits.check()
     if options.out is not None:
-        _write(options.out, described, compared)
-    text = _to_json(described, compared) if options.json else _to_text(described, compared)
+        _write(options.out, compared)
+    text = _to_json(compared) if options.json else "\n".join(_list_lines(compared))
     sys.stdout.write(text.rstrip("\n") + "\n")
-    return _find_status(compared)
+    return status
 
 
 def _read_studies(options: argparse.Namespace) -> list[tuple[str, Study]]:
@@ -227,10 +240,20 @@ def _choose_references(
     if not same_model:
         raise ConfigError(f"no reference was measured on {device}, as {newest_source} was; add such a reference")
     for source, study in same_model:
+        if number := len(_identify_groups(study) & _identify_groups(newest)):
+            raise ConfigError(
+                f"{source} and {newest_source} have {format_count(number, 'measured group')} in common; "
+                "name a study that was measured again"
+            )
         if study.is_simulated != newest.is_simulated:
             simulated, real = (newest_source, source) if newest.is_simulated else (source, newest_source)
             raise ConfigError(f"{simulated} is simulated and {real} is not; compare studies of one kind")
     return same_model
+
+
+def _identify_groups(study: Study) -> set[tuple[int, str]]:
+    """Return the identity of each measured group, which a bundle or an imported store has too."""
+    return {(row.start_ms, row.key) for row in study.rows}
 
 
 def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *, allows_missing: bool) -> None:
@@ -249,141 +272,124 @@ def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *
         )
 
 
-def _describe(source: str, reference: Study, newest: Study, comparison: StudyComparison) -> ComparedReference:
-    return ComparedReference(
-        study=_describe_study(source, reference),
-        differences=tuple(list_differences(reference, newest)),
-        packages=compare_environments(reference, newest),
-        settings=tuple(list_setting_differences(comparison)),
-        comparison=comparison,
-    )
-
-
-def _describe_study(source: str, study: Study) -> ComparedStudy:
-    return ComparedStudy(
-        source=source,
-        experiment=study.experiment,
-        devices=study.devices,
-        num_blocks=len({row.block for row in study.rows}),
-        is_simulated=study.is_simulated,
-    )
-
-
-def _write(file: Path, newest: ComparedStudy, references: Sequence[ComparedReference]) -> None:
+def _write(file: Path, compared: ComparedStudies) -> None:
     if file.suffix == ".csv":
-        text = to_csv(_make_table(newest, references))
-    elif file.suffix == ".md":
-        text = _to_markdown(newest, references)
+        text = to_csv(_make_table(compared, compared.references))
+    elif file.suffix == ".json":
+        text = _to_json(compared)
     else:
-        text = _to_json(newest, references)
+        lines = "\n".join(_list_lines(compared))
+        text = f"## {compared.newest.experiment}: before and after\n\n```\n{lines}\n```\n"
     try:
         file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"could not write {file}: {error.strerror}; choose another file with {_OUT}") from error
 
 
-def _find_status(references: Sequence[ComparedReference]) -> int:
-    """Return the exit status: 1 if a case is slower, or fails, in the newest study."""
-    changes = (change for reference in references for change in reference.comparison.changes)
-    return int(any(change.change.is_regression for change in changes))
+def _describe_study(source: str, study: Study) -> str:
+    """Return `robroek_quick of study.tar.xz: NVIDIA H200, 5 blocks`."""
+    simulated = ", simulated" if study.is_simulated else ""
+    blocks = format_count(len({row.block for row in study.rows}), "block")
+    return f"{study.experiment} of {source}: {' and '.join(study.devices)}, {blocks}{simulated}"
 
 
-def _to_text(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
-    """Return the comparison for a terminal: for each reference the differences, then the cases."""
-    parts = []
-    for reference in references:
-        lines = [f"before: {reference.study.words}", f"after:  {newest.words}"]
-        lines += [_SIMULATED] if newest.is_simulated else []
-        lines += ["", "Differences:", *(f"  {line}" for line in _list_differences(reference))]
-        for table in _list_tables(reference):
-            lines += ["", *align_table(table, _LEFT)]
-        lines += ["", *absent] if (absent := _list_absent(reference.comparison)) else []
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, _LEGEND, _summarize(references)])
-
-
-def _to_markdown(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
-    lines = []
-    for reference in references:
-        lines += [f"## {newest.experiment}: before and after", ""]
-        lines += [f"- before: {reference.study.words}", f"- after: {newest.words}", ""]
-        lines += [f"**{_SIMULATED}**", ""] if newest.is_simulated else []
-        lines += ["Differences:", "", *(f"- {line}" for line in _list_differences(reference)), ""]
-        for heads, *cases in _list_tables(reference):
-            lines += [_format_row(heads), "|---" * len(heads) + "|", *map(_format_row, cases), ""]
-        lines += [*(f"- {line}" for line in _list_absent(reference.comparison)), ""]
-    return "\n".join([*lines, *_summarize(references).splitlines(), "", _LEGEND]) + "\n"
-
-
-def _format_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
-def _list_tables(reference: ComparedReference) -> list[list[list[str]]]:
-    """Return the table of speeds, and that of energies, each with its headings as the first row."""
-    tables = []
-    for quantity in Quantity:
-        rows = [_brief(change) for change in reference.comparison.changes if change.quantity is quantity]
-        gains = _GAINS if quantity is Quantity.SPEED else ()
-        heads = [quantity.value, "jobs", "mode", "measure", "before", "after", "ratio", "verdict", *gains, "note"]
-        tables += [[heads, *rows]] if rows else []
-    return tables
-
-
-def _list_differences(reference: ComparedReference) -> list[str]:
-    lines = [f"{fact.name}: {fact.before} before, {fact.after} after" for fact in reference.differences]
-    lines += [f"packages: {reference.packages}"] if reference.packages else []
-    lines += [f"settings: {words}" for words in reference.settings]
+def _list_differences(reference: Reference, newest: Study) -> list[str]:
+    packages = compare_environments(reference.study, newest)
+    lines = [
+        f"{fact.name}: {fact.before} before, {fact.after} after" for fact in list_differences(reference.study, newest)
+    ]
+    lines += [f"packages: {packages}"] if packages else []
+    lines += [f"settings: {words}" for words in list_setting_differences(reference.comparison)]
     return lines or ["none in the recorded machines, software and settings"]
 
 
+def _list_lines(compared: ComparedStudies) -> list[str]:
+    """Return the lines for a terminal: for each reference the differences, then the cases; the compared is last."""
+    lines = []
+    for reference in compared.references:
+        lines += [f"before: {_describe_study(reference.source, reference.study)}"]
+        lines += [f"after:  {_describe_study(compared.source, compared.newest)}"]
+        lines += [_SIMULATED] if compared.newest.is_simulated else []
+        lines += ["", "Differences:", *(f"  {line}" for line in _list_differences(reference, compared.newest)), ""]
+        for changes in group_by(reference.comparison.changes, lambda change: change.quantity).values():
+            lines += [*_align_changes(changes), ""]
+        absent = _list_absent(reference.comparison)
+        lines += [*absent, ""] if absent else []
+    lines += [_NOTE, "", *_summarize(compared)]
+    wrap = partial(textwrap.wrap, width=_WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)
+    return list(itertools.chain.from_iterable(wrap(line) if len(line) > _WIDTH else [line] for line in lines))
+
+
+def _align_changes(changes: Sequence[CaseChange]) -> list[str]:
+    """Return a table without blank columns: a line with case and unit, then one for each number of jobs and mode."""
+    columns = [column for column in _COLUMNS if any(column.show(change) not in (None, "") for change in changes)]
+    texts = [[format_value(column.show(change)) for column in columns] for change in changes]
+    left_columns = [number for number, column in enumerate(columns) if column.title in ("mode", "ratio", "verdict")]
+    heads, *aligned = align_table([[column.title for column in columns], *texts], left_columns)
+    lines, heading = [f"  {heads}"], ""
+    for change, line in zip(changes, aligned, strict=True):
+        mix = f" ({change.case.consists})" if change.case.consists else ""
+        measure = f": {_name_measure(change.metric)}" if change.metric.name else ""
+        before, heading = heading, f"{change.case.label}{mix}{measure}"
+        lines += [heading] if heading != before else []
+        notes = [change.mode if len(change.mode) > _LONGEST_MODE else "", _describe_note(change)]
+        lines += [f"  {line}", *(f"      {note}" for note in notes if note)]
+    return lines
+
+
 def _list_absent(comparison: StudyComparison) -> list[str]:
-    return [f"only before: {name}" for name in comparison.missing] + [
-        f"only after: {name}" for name in comparison.added
-    ]
+    sides = (("before", comparison.missing), ("after", comparison.added))
+    return [f"only {side}: {name}" for side, names in sides for name in names]
 
 
-def _brief(change: CaseChange) -> list[str]:
-    gains = (
-        _arrow(change.before.over_serial, change.after.over_serial),
-        _arrow(change.before.over_best_solo, change.after.over_best_solo),
-    )
-    return [
-        change.label,
-        str(change.degree),
-        change.mode,
-        _measure(change),
-        _median(change.before.figure),
-        _median(change.after.figure),
-        MISSING if change.ratio is None else _format_ratio(change.ratio),
-        change.change.value,
-        *(gains if change.quantity is Quantity.SPEED else ()),
-        "; ".join(_list_notes(change)),
-    ]
+def _summarize(compared: ComparedStudies) -> list[str]:
+    lines = []
+    for quantity, changes in group_by(compared.changes, lambda change: change.quantity).items():
+        counts = Counter(change.change for change in changes)
+        parts = ", ".join(f"{change.value} {counts[change]}" for change in Change if counts[change])
+        lines.append(f"{quantity.value}, {format_count(len(changes), 'case')}: {parts}")
+    lines += dict.fromkeys(filter(None, (reference.comparison.host_change for reference in compared.references)))
+    lines += [_describe_bound(compared.changes)]
+    names = list(dict.fromkeys(change.name for change in compared.losing))
+    if names and compared.losses is None:
+        lines.append(f"slower or failing: {'; '.join(names)}")
+    elif names:
+        lines.append(f"{_MAX_LOSS}: {format_count(len(names), 'case')} may lose more: {_list_names(names)}")
+    return list(filter(None, lines))
 
 
-def _measure(change: CaseChange) -> str:
+def _list_names(names: Sequence[str]) -> str:
+    return "; ".join([*names[:_MOST_NAMED], *([f"{len(names) - _MOST_NAMED} more"] if names[_MOST_NAMED:] else [])])
+
+
+def _describe_bound(changes: Sequence[CaseChange]) -> str:
+    """Return the loss that all cases exclude: `no case is slower by more than 9 % (7 x tiny, MPS)`."""
+    open_cases = [change.name for change in changes if change.has_loss and change.loss_bound is None]
+    unknown = f"no loss can be excluded in {format_count(len(open_cases), 'case')} ({_list_names(open_cases)})"
+    if (worst := find_worst_bound(changes)) is None or worst.loss_bound is None:
+        return unknown if open_cases else ""
+    words = f"case is slower by more than {_format_loss(worst.loss_bound)} ({worst.name})"
+    steady = find_worst_bound(change for change in changes if not change.is_drifting)
+    if worst.is_drifting and steady is not None and steady.loss_bound is not None:
+        words += f"; of those that do not wait for the host, none by more than {_format_loss(steady.loss_bound)}"
+    return f"{unknown}; no other {words}" if open_cases else f"no {words}"
+
+
+def _format_loss(share: float) -> str:
+    """Return a loss in per cent, rounded up."""
+    pct = math.ceil(1000 * share - 1e-6) / 10
+    return f"{pct:g} %" if pct < 10 else f"{math.ceil(100 * share - 1e-6)} %"
+
+
+def _name_measure(metric: Metric) -> str:
     """Return the unit of a throughput, and the title and unit of another quantity."""
-    if change.unit.endswith("/s"):
-        return change.unit
-    return f"{change.measure} ({change.unit})" if change.unit else change.measure or MISSING
+    return metric.unit if metric.unit.endswith("/s") else metric.heading()
 
 
-def _list_notes(change: CaseChange) -> list[str]:
-    notes = [change.note] if change.note else []
-    if change.decided_by_ratio is not None:
-        notes.append(f"by {change.decided_by}: {_format_ratio(change.decided_by_ratio)}")
-    elif change.is_drifting:
-        notes.append("drifts")
-    return [*notes, f"{change.blocks_needed} blocks"] if change.blocks_needed is not None else notes
-
-
-def _median(estimate: Estimate | None) -> str:
-    return MISSING if estimate is None else format_value(estimate.median)
-
-
-def _arrow(before: Estimate | None, after: Estimate | None) -> str:
-    return "" if before is None and after is None else f"{_median(before)} -> {_median(after)}"
+def _describe_note(change: CaseChange) -> str:
+    if change.gain is not None and change.gain.ratio is not None:
+        return f"by {METRICS[change.gain.metric].title}: {_format_ratio(change.gain.ratio)}"
+    return change.note
 
 
 def _format_ratio(ratio: Estimate) -> str:
@@ -392,58 +398,67 @@ def _format_ratio(ratio: Estimate) -> str:
     return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _summarize(references: Sequence[ComparedReference]) -> str:
+_COLUMNS: tuple[Column[CaseChange], ...] = (
+    *list_columns({"jobs": "case.degree"}),
+    Column("mode", lambda change: change.mode if len(change.mode) <= _LONGEST_MODE else ""),
+    Column("before", attrgetter("before"), attrgetter("median")),
+    Column("after", attrgetter("after"), attrgetter("median")),
+    Column("ratio", attrgetter("ratio"), _format_ratio),
+    Column("loss up to", attrgetter("loss_bound"), _format_loss),
+    Column("verdict", lambda change: f"{change.change.value}{', drifts' if change.is_drifting else ''}"),
+)
+"""The columns for readers."""
+_FULL_COLUMNS: tuple[Column[CaseChange], ...] = (
+    *list_columns({"case": "case.label", "jobs": "case.degree", "mix": "case.consists", "mode": "mode"}),
+    *list_columns({"quantity": "quantity.value", "measure": "metric.title", "unit": "metric.unit"}),
+    *list_end_columns("before: figure", attrgetter("before"), "before: low", "before: high"),
+    Column("before: blocks", partial(CaseChange.count_blocks, side=0)),
+    *list_end_columns("after: figure", attrgetter("after"), "after: low", "after: high"),
+    Column("after: blocks", partial(CaseChange.count_blocks, side=1)),
+    *list_end_columns("ratio", attrgetter("ratio"), "ratio: low", "ratio: high"),
+    Column("loss up to (%)", attrgetter("loss_bound"), lambda share: 100 * share),
+    Column("decided by", attrgetter("gain"), lambda gain: METRICS[gain.metric].title),
+    Column("decided by: ratio", attrgetter("gain"), attrgetter("ratio.median")),
+    Column("decided by: low", attrgetter("gain"), attrgetter("ratio.low")),
+    Column("decided by: high", attrgetter("gain"), attrgetter("ratio.high")),
+    Column("drifts", lambda change: "yes" if change.is_drifting else "no"),
+    Column("tolerance (%)", lambda change: 100 * change.tolerance),
+    *list_columns({"p": "p_adjusted", "verdict": "change.value", "note": "note", "settings differ": "differs"}),
+)
+"""The columns of a file, with numbers in full."""
+
+
+def _make_table(compared: ComparedStudies, references: Sequence[Reference]) -> Table:
+    """Return the comparison with some references as a table with a row for each case."""
+    sources = {id(change): place.source for place in references for change in place.comparison.changes}
+    columns: list[Column[CaseChange]] = [Column("reference", lambda change: sources[id(change)]), *_FULL_COLUMNS]
     changes = [change for reference in references for change in reference.comparison.changes]
-    sentences = []
-    for quantity in Quantity:
-        counts = Counter(change.change for change in changes if change.quantity is quantity)
-        if counts:
-            parts = ", ".join(f"{change.value} {counts[change]}" for change in Change if counts[change])
-            sentences.append(f"{quantity.value}, {format_count(counts.total(), 'case')}: {parts}")
-    worse = [change.name for change in changes if change.change.is_regression]
-    sentences += [f"slower or failing: {'; '.join(dict.fromkeys(worse))}"] if worse else []
-    return "\n".join(sentences)
+    stamp = f"{_SIMULATED} " if compared.newest.is_simulated else ""
+    return make_table("comparison", f"{compared.newest.experiment}: before and after", columns, changes, stamp + _NOTE)
 
 
-def _make_table(newest: ComparedStudy, references: Sequence[ComparedReference]) -> Table:
-    """Return the comparison as a table with a row for each case, and with numbers in full."""
-    rows = [
-        (reference.study.source, *_list_change(change))
-        for reference in references
-        for change in reference.comparison.changes
-    ]
-    figures = ("figure", "low", "high", "blocks", "over serial", "over best step mode")
-    columns = (
-        *("reference", "case", "jobs", "mix", "mode", "quantity", "measure", "unit"),
-        *(f"{side}: {figure}" for side in ("before", "after") for figure in figures),
-        *("ratio", "ratio: low", "ratio: high", "decided by", "decided by: ratio", "decided by: low"),
-        *("decided by: high", "drifts", "tolerance (%)", "p", "verdict", "blocks needed", "note", "settings differ"),
-    )
-    stamp = f"{_SIMULATED} " if newest.is_simulated else ""
-    return Table("comparison", f"{newest.experiment}: before and after", columns, tuple(rows), stamp + _NOTE)
-
-
-def _list_change(change: CaseChange) -> Values:
-    figures: Values = ()
-    for side in (change.before, change.after):
-        gains = (gain.median if gain else None for gain in (side.over_serial, side.over_best_solo))
-        figures += (*list_ends(side.figure), side.num_blocks, *gains)
-    return (
-        *(change.label, change.degree, change.consists or None, change.mode, change.quantity.value),
-        *(change.measure or None, change.unit or None, *figures, *list_ends(change.ratio)),
-        *(change.decided_by or None, *list_ends(change.decided_by_ratio), "yes" if change.is_drifting else "no"),
-        *(100 * change.tolerance, change.p_adjusted, change.change.value, change.blocks_needed),
-        *(change.note or None, change.differs or None),
-    )
-
-
-def _to_json(newest: ComparedStudy, references: Sequence[ComparedReference]) -> str:
-    """Return the comparison as JSON; `status` is the exit status of the command."""
+def _to_json(compared: ComparedStudies) -> str:
+    """Return the comparison as JSON; `status` is the exit status, and a case has the columns of a CSV file."""
+    references = []
+    for reference in compared.references:
+        table = _make_table(compared, [reference])
+        references.append(
+            {
+                "study": _describe_study(reference.source, reference.study),
+                "differences": _list_differences(reference, compared.newest),
+                "only before": reference.comparison.missing,
+                "only after": reference.comparison.added,
+                "host": reference.comparison.host_change,
+                "cases": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+            }
+        )
     facts: dict[str, Any] = {
         "format": _FORMAT,
-        "status": _find_status(references),
-        "newest": dataclasses.asdict(newest),
-        "references": [dataclasses.asdict(reference) for reference in references],
+        "status": int(bool(compared.losing)),
+        "newest": _describe_study(compared.source, compared.newest),
+        "is_simulated": compared.newest.is_simulated,
+        "loss": _describe_bound(compared.changes),
+        "references": references,
     }
     return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
@@ -453,7 +468,8 @@ def _parser() -> argparse.ArgumentParser:
         prog=entry_points.spell("report", COMMAND),
         description="Compare a study with one or more references: by case and sharing mode, whether it is faster, "
         "slower or equal. Of several references, those on the GPU model of the newest study count. The exit status is "
-        "0 if nothing is slower by more than the tolerance, 1 if something is or fails now, and 2 for bad input.",
+        f"1 if a case is slower by more than the tolerance, or fails now; with {_MAX_LOSS}, unless every case excludes "
+        "a larger loss. It is 2 for bad input.",
     )
     parser.add_argument(
         "studies",
@@ -475,6 +491,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PCT",
         help=f"tolerated difference in %% (default: {100 * MARGIN:g}); CASE=PCT sets that of the cases whose names "
         "match a pattern, such as '7 x *, MPS=10'; repeat the option",
+    )
+    parser.add_argument(
+        _MAX_LOSS,
+        action="append",
+        default=[],
+        metavar="PCT",
+        help="largest loss of speed in %% that every case must exclude, or CASE=PCT; repeat the option",
     )
     parser.add_argument(
         _ALLOW_MISSING, action="store_true", help="compare the others if the newest study lacks cases of a reference"

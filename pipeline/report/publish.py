@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.base.domain.tags import REPORT, Tag
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.words import announce
 from pipeline.record.store.run_artifacts import make_run_link
 from pipeline.record.store.store_access import open_named
 from pipeline.record.store.upload import log_files
@@ -101,6 +102,7 @@ def replace(
     return WrittenReport(folder=folder, files=(*contents, MANIFEST))
 
 
+@announce("logging the report")
 def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
     """Log a report as artifacts of a new run of its experiment; return the id and the link of the run.
 

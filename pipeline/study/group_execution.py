@@ -159,7 +159,7 @@ class GroupExecution:
     def judge(self, *, interrupted: bool = False) -> GroupResult:
         """Return the row, and write its artifacts. An error in the evaluation of job output does not end the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
-            words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
+            words.say(f"{self.group.display_name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
             observation = self._observation(interrupted, self._changed_files())
             row = group_row.judge(self.group, observation)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.base.domain.records import Plan, Resume
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import MemoryForecast, forecast
-from pipeline.plan import config_schema, plan_text
+from pipeline.plan import config_schema, plan_builder, plan_text
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
 from pipeline.study.stopping_rule import StoppingRule
@@ -32,6 +32,9 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
     if request.config.resume != Resume.NO:
         groups, finished_rows = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
+    if (minutes := request.config.advise_minutes) is not None and request.config.dry_run != config_schema.JSON:
+        first = plan_builder.cut_plan(plan, lambda group: group.block == 1)
+        return f"{plan_text.format_plan(first)}\nmeasures some of these groups repeatedly, for at most {minutes:g} min"
     past = stored_results.find_past_groups(request)
     estimate = forecast(plan.groups, past)
     memory = MemoryForecast(plan.groups, past)
@@ -43,7 +46,7 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         memory_mib = {number: need.needed_mib for number, need in needs.items()}
         return plan_text.export_plan(plan, estimate.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
     of_memory = (
-        f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
+        f"memory of {group.display_name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
     )
     text = "\n".join([plan_text.format_plan(plan), *dict.fromkeys(of_memory)])  # once for all blocks
     if plan.goal is None:

@@ -142,7 +142,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     for row in rows:
         comparison.add(row)
     if rows:
-        summary.show(experiment, [comparison.get_latest(row) for row in rows])
+        summary.show(experiment, [comparison.get_latest(row) for row in rows], request.invocation)
         summary.show_where(experiment, request.config.tracking, request.sender, request.root)
     if num_left:
         all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")

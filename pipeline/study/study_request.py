@@ -38,7 +38,7 @@ from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduc
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
     *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
-    *("precision_goal_pct", "repeats_max", "memory", "on_failure", "on_end"),
+    *("precision_goal_pct", "repeats_max", "advise_minutes", "memory", "on_failure", "on_end"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate", "gpu.idle_power_s", "gpu.waiting_power_s"),
 )
 

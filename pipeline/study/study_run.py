@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
+from pipeline.clean.journal import Journal
 from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import endings, phases
 from pipeline.observe.baseline_comparison import Comparison
@@ -36,6 +37,7 @@ from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
+from pipeline.study.climb import Climb
 from pipeline.study.group_execution import StudyResources
 from pipeline.study.stopping_rule import StoppingRule
 from pipeline.study.study_request import StudyRequest
@@ -63,6 +65,8 @@ class StudyRun:
         self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
         num_compared = len(plan_builder.select_compared(plan.groups))
+        minutes = self.config.advise_minutes
+        self.climb = None if minutes is None else Climb(plan.experiment, plan.groups, minutes)
         self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -113,6 +117,7 @@ class StudyRun:
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in finished_rows], groups))
+        view.progress.is_open = self.climb is not None
         if self.rule is not None:
             self._print_block_forecast(self.rule, groups, finished_rows, view.progress)
         if self.config.memory is Memory.forecast:
@@ -225,9 +230,20 @@ class StudyRun:
                 slices_s=self._list_slice_lengths(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
-            for launch in plan_builder.split_by_launch(groups):
+            launches = deque(plan_builder.split_by_launch(groups))
+            while launches:
+                launch = launches.popleft()
                 if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
                     break
+                if self.climb is not None:
+                    selected = self.climb.select(launch, self._list_latest_rows())
+                    remaining = [group for group in launch if group not in selected] if selected else []
+                    view.progress.replace_next(launch, [*selected, *remaining])
+                    if remaining:
+                        launches.appendleft(remaining)
+                    if not selected:
+                        continue
+                    launch = selected
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
@@ -239,7 +255,9 @@ class StudyRun:
                     view.done(row)
                     self._add_rows([row])
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
-                        words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
+                        words.say(
+                            f"on_failure=stop: {group.display_name}: {row.result}; the remaining groups are not started"
+                        )
                         return
 
     def _list_slice_lengths(self) -> dict[str, float]:
@@ -256,7 +274,7 @@ class StudyRun:
         if any(row.group.block >= block for row in self.rows):  # the block has begun, or an earlier one runs again
             return False
         if is_reached := rule.stops_before(block, self._list_latest_rows()):
-            self.plan = plan_builder.cut_plan(self.plan, block - 1)
+            self.plan = plan_builder.cut_plan(self.plan, lambda group: group.block < block)
         progress.last_block, progress.is_least = rule.last_block, rule.is_least
         return is_reached
 
@@ -280,7 +298,7 @@ class StudyRun:
                 continue  # the store already has these figures, as in a resumed study
             self.spool.amend(changed)
             if changed.result is not Result.OK:
-                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+                words.say(f"{changed.group.display_name}: {changed.result}: {changed.reason}")
 
     def _summarize(self, elapsed_s: float) -> str:
         results = Counter(str(row.result) for row in self._list_latest_rows())
@@ -291,10 +309,19 @@ class StudyRun:
         return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:
+        if self.climb is not None:
+            ran = {row.group.digest for row in self.rows}
+            self.plan = plan_builder.cut_plan(self.plan, lambda group: group.digest in ran)
         try:
-            if self.rows:
+            if self.rows and self.climb is not None:
+                options = self.request.invocation.words_of_launcher or self.request.invocation.words
+                answer = self.climb.answer(self._list_latest_rows(), options)
+                sys.stdout.writelines(f"{line}\n" for line in answer)
+            elif self.rows:
                 # rows are still being sent
-                summary.show(self.plan.experiment, self._list_latest_rows(), self.request.reproduction)
+                journals = [Journal(Path(self.config.gpu.lock_dir), device.uuid) for device in self.plan.devices]
+                rows, invocation = self._list_latest_rows(), self.request.invocation
+                summary.show(self.plan.experiment, rows, invocation, self.request.reproduction, journals)
         finally:
             self._send_pending()
         if self.rows:
@@ -308,6 +335,8 @@ class StudyRun:
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         if self.rule is not None:
             self._print_precision(self.rule)
+        if self.climb is not None and self.rows:
+            stored_results.assign_to_plan(self.request, self.plan, self.rows)
         self._print_resume_command()
 
     def _print_precision(self, rule: StoppingRule) -> None:

@@ -89,6 +89,27 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("group", "schema", "kind"),
+    [
+        ("scenario", "scenario/", "pipeline.prepare.sharing.naive.Naive"),
+        ("env", "env/", "pipeline.prepare.env.current.CurrentEnv"),
+        ("workload", "", "workloads.rates.options.Micro"),
+    ],
+)
+def test_an_option_that_a_copied_yaml_sets_is_refused_with_the_lines_that_add_it(
+    refusal_of, tmp_path, group, schema, kind
+):
+    (tmp_path / "conf" / group).mkdir(parents=True)
+    text = f"defaults: [/schema/{schema}{kind}@_here_, _self_]\nlevel: 5\n"
+    (tmp_path / f"conf/{group}/polite.yaml").write_text(text)
+    assert refusal_of(f"hydra.searchpath=[file://{tmp_path}/conf]", f"{group}=polite") == (
+        2,
+        f"error: {group}/polite.yaml: {group}.level is not an option of {kind}; write in the class, below @dataclass, "
+        f"level: TYPE = DEFAULT, and in the YAML defaults: [/schema/{schema}MODULE.CLASS@_here_, _self_]\n",
+    )
+
+
+@pytest.mark.parametrize(
     ("workload", "setting", "message"),
     [
         (

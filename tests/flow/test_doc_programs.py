@@ -1,8 +1,9 @@
-"""The notebooks and the page about a user's own script: what they show runs, and says what they quote."""
+"""The notebooks, the page about a user's own script and recorded terminals: what they show runs, and is printed."""
 
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import shlex
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks import record_terminal
 from benchmarks import report as scale
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.contrasts import Decision
 from tests.conftest import TOYS
 
-pytestmark = pytest.mark.covers("docs/notebooks", "docs/your_own_script.md")
+pytestmark = pytest.mark.covers("benchmarks", "docs/notebooks", "docs/your_own_script.md")
 
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"
 
@@ -91,3 +93,27 @@ def test_the_commands_of_the_page_say_what_it_quotes(run, tmp_path):
             assert ("naive-1x-train-batch-size=16" in out) == ("flags" in command), out
     assert statuses == [0, 0, 0, 0, 0, 1]
     assert len(list((tmp_path / "mlruns/artifacts").rglob("output/model.pt"))) == 1 + 2 + 3 + 4 + 1
+
+
+def test_a_recorded_terminal_has_the_lines_that_stand_at_its_end(tmp_path: Path) -> None:
+    script, picture = tmp_path / "session.py", tmp_path / "session.svg"
+    script.write_text(
+        r"""
+import os, sys
+print("columns", os.get_terminal_size().columns, sys.stdout.isatty())
+print("first", end="\r"); print("last state")
+print("table\nof two lines\x1b[1A\r\x1b[2K\x1b[31mred\x1b[0m"); print("\x1b[2Kbelow")
+print("a" * 45)
+sys.exit(3)
+"""
+    )
+    with pytest.raises(SystemExit) as end:
+        record_terminal.main(["-o", str(picture), "--columns", "40", "--folder", str(tmp_path), "python", "session.py"])
+    assert end.value.code == 3
+    drawn = picture.read_text(encoding="utf-8")
+    rows: dict[float, str] = {}
+    for y, text in re.findall(r'<text class="[^"]*-r\d+" .*?y="([\d.]+)".*?>(.*?)</text>', drawn):
+        rows[float(y)] = rows.get(float(y), "") + html.unescape(text).replace("\xa0", " ").strip("\n")
+    lines = [rows[y].strip() for y in sorted(rows)]
+    assert lines == ["$ python session.py", "columns 40 True", "last state", "red", "below", "a" * 40, "a" * 5]
+    assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")

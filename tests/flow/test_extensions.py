@@ -6,6 +6,7 @@ study that uses all of them runs, and its report is written.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
@@ -24,38 +25,11 @@ import yaml
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 
-pytestmark = pytest.mark.covers("docs/architecture.md", "docs/your_own_listener.md", "docs/your_own_workload.md")
+PAGES = ("your_own_listener", "your_own_workload", "your_own_sharing_mode", "your_own_column")
+pytestmark = pytest.mark.covers("docs/architecture.md", *(f"docs/{name}.md" for name in PAGES))
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
 OF_FORKS = ("tests/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
-
-FAIR = """
-    from contextlib import contextmanager
-    from pipeline.base.system.errors import ConfigError
-    from pipeline.base.domain.protocols import Slots
-    from pipeline.base.domain.records import Commands, Slot
-
-    class Fair:
-        def __init__(self, share):
-            self.share = share
-        def check(self, group):
-            if not 0 < self.share <= 1:
-                raise ConfigError(f"scenario.share={self.share} must be a share")
-        def warnings(self, group):
-            return ("shares are not enforced",)
-        def list_setting_commands(self, group):
-            return Commands()
-        @contextmanager
-        def prepare(self, group, scratch):
-            share = str(self.share)
-            slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
-            yield Slots([slot] * len(group.jobs), lambda pids: None)
-    """
-FAIR_MODE = """
-    FAIR = SharingMode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
-    MODES = {**MODES, "fair": FAIR}
-    """
-
 
 ROOMS = """
     from pipeline.base.domain.records import HostProgram
@@ -97,14 +71,18 @@ def read_page_files(name: str) -> dict[str, str]:
     return files
 
 
-LISTENER, OWN_WORKLOAD = read_page_files("your_own_listener"), read_page_files("your_own_workload")
+LISTENER, OWN_WORKLOAD, MODE = map(read_page_files, PAGES[:3])
+FORMULA, METRIC = re.findall(
+    r"```python\n(.*?)```", (PROJECT_DIR / "docs/your_own_column.md").read_text(encoding="utf-8"), re.DOTALL
+)
 # The same files inside the project, as the page says.
 WORKLOAD = {
     path.replace("products/", "workloads/products/"): code.replace("products.options", "workloads.products.options")
     for path, code in OWN_WORKLOAD.items()
 }
 # What the checks of other kinds look at.
-SEEN = 'job.param(**{name: __import__("os").environ.get(name.upper()) for name in ("share", "colours", "depth")})'
+SEEN_VARIABLES = ("cuda_device_max_connections", "colours", "depth")
+SEEN = f'job.param(**{{name: __import__("os").environ.get(name.upper()) for name in {SEEN_VARIABLES}}})'
 WORKLOAD["workloads/products/program.py"] = WORKLOAD["workloads/products/program.py"].replace(
     "    job.ready()", f"    {SEEN}\n    job.ready()"
 )
@@ -191,8 +169,8 @@ STUDY = """
     hydra:
       mode: MULTIRUN
     blocks:
-      - {scenario: "naive,fair", degree: 2}
-      - {scenario: fair, degree: 1, profiler: tracer, baseline: never}
+      - {scenario: "naive,queues", degree: 2}
+      - {scenario: queues, degree: 1, profiler: tracer, baseline: never}
     window: {seconds: 0.6, settle_s: 0.1}
     listeners: {pressure: {interval_ms: 200, options: {path: pressure}}}
     tracking: {experiment: added}
@@ -228,14 +206,7 @@ class Addition:
 
 
 ADDED = {
-    "sharing mode": Addition(
-        "fair",
-        {
-            "pipeline/prepare/sharing/fair.py": FAIR,
-            "pipeline/base/domain/sharing_modes.py": FAIR_MODE,
-            "conf/scenario/fair.yaml": "name: fair\n_target_: pipeline.prepare.sharing.fair.Fair\nshare: 0.5\n",
-        },
-    ),
+    "sharing mode": Addition("queues", MODE),
     "listener": Addition("pressure", LISTENER),
     "workload": Addition("products", WORKLOAD),
     "environment kind": Addition(
@@ -276,6 +247,16 @@ ADDED = {
             "pipeline/report/figures/catalogue.py": {
                 "from pipeline.report.figures import ": "from pipeline.report.figures import census\n",
                 "    over_time.sketches,": "    census.sketches,\n",
+            }
+        },
+    ),
+    "report column": Addition(
+        "slowest_over_fastest_ratio",
+        {},
+        {
+            "pipeline/report/evaluate/metrics.py": {
+                "_ALL = (\n": f"{FORMULA}\n\n",
+                '    _make_share(name="overlap_ratio"': f"{METRIC.rstrip()},\n",
             }
         },
     ),
@@ -376,7 +357,7 @@ def study(tmp_path: Path, template_store: Path) -> Study:
 
     client = MlflowClient(f"sqlite:///{tree}/mlruns/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("added").experiment_id])
-    (group,) = (run for run in runs if run.info.run_name == "fair-2x-products-share=0.5")
+    (group,) = (run for run in runs if run.info.run_name == "queues-2x-products-connections=4")
     jobs = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == group.info.run_id]
     (profiled,) = (run for run in runs if run.data.params.get("job.depth") == "3")
     return Study(
@@ -400,14 +381,23 @@ def figures(study: Study) -> Iterator[str]:
 
 def check_sharing_mode(study: Study) -> None:
     assert study.group.data.tags["collocation.result"] == "ok" and len(study.jobs) == 2
-    assert (
-        {job.data.params["job.share"] for job in study.jobs}
-        == {"0.5"}
-        == {job.data.params["placement.share"] for job in study.jobs}
-    )
-    assert study.err.count("shares are not enforced") == 1
-    assert "fair slices" in table(study, "results")
+    for name in ("job.cuda_device_max_connections", "placement.connections"):
+        assert {job.data.params[name] for job in study.jobs} == {"4"}
+    assert study.err.count("scenario=queues has no effect on a CPU") == 1
+    assert "hardware queues 4" in table(study, "results")
     assert any("#aa3300" in svg for svg in figures(study))
+    for value, remedy in (("0", "must be at least 1"), ("33", "must be at most 32")):
+        refused = run_py(study.tree, "scenario=queues", f"scenario.connections={value}", "dry_run=true")
+        assert refused.returncode == 2 and f"scenario.connections={value} {remedy}" in refused.stderr, refused.stderr
+
+
+def check_report_column(study: Study) -> None:
+    """Its figure is the ratio of the rates that the store has."""
+    rates = [job.data.metrics["throughput_products_per_s"] for job in study.jobs]
+    lines = [line for line in table(study, "fairness").splitlines() if not line.startswith("#")]
+    (row,) = (row for row in csv.DictReader(lines) if row["mode"] == "hardware queues 4" and row["jobs"] == "2")
+    assert float(row["slowest over fastest job"].rstrip("*")) == pytest.approx(min(rates) / max(rates), abs=0.01)
+    assert ",slowest over fastest job," in table(study, "results")
 
 
 def check_listener(study: Study) -> None:
@@ -431,10 +421,10 @@ def check_environment(study: Study) -> None:
 
 
 def check_pages(study: Study) -> None:
-    """The commands of the page of listeners plan; those of the page of workloads run in a test of their own."""
-    text = (PROJECT_DIR / "docs/your_own_listener.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python run\.py (.*)", text, re.MULTILINE)
-    assert len(commands) == 2
+    """The commands of the pages plan; those of the page of workloads run in a test of their own."""
+    texts = [(PROJECT_DIR / f"docs/{name}.md").read_text(encoding="utf-8") for name in (PAGES[0], PAGES[2])]
+    commands = [command for text in texts for command in re.findall(r"^python run\.py ([^#\n]*)", text, re.MULTILINE)]
+    assert len(commands) == 5
     for command in commands:
         done = run_py(study.tree, *shlex.split(command), "dry_run=true")
         assert done.returncode == 0, done.stderr
@@ -467,9 +457,9 @@ def check_command_of_the_planner(study: Study) -> None:
 def check_study(study: Study) -> None:
     names = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
     assert sorted(names) == [
-        "fair-1x-products-share=0.5-tracer",
-        "fair-2x-products-share=0.5",
         "naive-2x-products",
+        "queues-1x-products-connections=4-tracer",
+        "queues-2x-products-connections=4",
         "serial-1x-products",
     ]
 
@@ -499,6 +489,7 @@ CHECKS = {
     "profiler": check_profiler,
     "exporter": check_exporter,
     "report figure": check_figure,
+    "report column": check_report_column,
     "command of the planner": check_command_of_the_planner,
     "study": check_study,
     "findings of a publication": check_findings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from pipeline import rehearsal
+from pipeline.base.domain.config_choices import list_choices, make_simulated_gpus
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import JobState, ProcessStart
-from pipeline.plan import config_reader, plan_text
+from pipeline.plan import config_reader, help_text, plan_text
 from pipeline.plan.config_schema import Config, GpuConfig, GpuKind
 from pipeline.plan.option_loader import load_choice
 from pipeline.simulation.mps import control_program
@@ -26,7 +28,7 @@ from tests.support.rows import EndedProcess, group
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 
 
-CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
+CHOICES = sorted(make_simulated_gpus())
 
 
 SIMULATED = dataclasses.replace(GPU, kind="simulated")
@@ -54,6 +56,11 @@ def test_every_choice_finds_its_gpu(compose, temporary, choice):
         device = simulated.find_device(typed[0].gpu)
     assert device.is_simulated and device.is_gpu
     assert device.memory_mib > 20_000
+
+
+def test_the_help_lists_every_model_as_a_choice():
+    assert {"auto", "cpu", "nvidia", "simulated_a100_40gb", "simulated_gb300"} < set(list_choices("gpu"))
+    assert set(CHOICES) <= set(re.findall(r"simulated_\w+", help_text.format_overview()))
 
 
 def test_a_study_may_rehearse_on_several_models(temporary):

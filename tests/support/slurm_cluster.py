@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -33,6 +33,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 StateSaveLocation={folder}/control
 SlurmdSpoolDir={folder}/%n
 SlurmdTimeout=5
+SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -44,13 +45,13 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
+GresTypes={gres_types}
 MailProg=/bin/true
 KillWait=15
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Gres=gpu:1 State=UNKNOWN"
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Gres={gres} State=UNKNOWN"
 _LIMIT_S = 60.0
 
 
@@ -170,25 +171,39 @@ def _is_step(process: psutil.Process | None) -> bool:
 
 @contextmanager
 def cluster(folder: Path, gpus: int) -> Iterator[Cluster]:
-    """Run a cluster; its folder has a short path."""
-    names = [f"n{number}" for number in range(gpus)]
-    for name in ("control", "dev", *names):
+    """Run a cluster with a GPU a node; its folder has a short path."""
+    lines = [f"NodeName=n{number} Name=gpu File={folder}/dev/nvidia{number}" for number in range(gpus)]
+    with configured_cluster(folder, {f"n{number}": "gpu:1" for number in range(gpus)}, lines, gpus) as running:
+        yield running
+
+
+@contextmanager
+def configured_cluster(
+    folder: Path,
+    gres: Mapping[str, str],
+    lines: Sequence[str],
+    num_devices: int,
+    *,
+    gres_types: str = "gpu",
+    cpus: int | None = None,
+) -> Iterator[Cluster]:
+    """Run a cluster with these resources of its nodes, and lines of gres.conf, whose device files are `dev/nvidiaN`."""
+    for name in ("control", "dev", *gres):
         (folder / name).mkdir()
-    for number in range(gpus):
+    for number in range(num_devices):
         os.mknod(folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))  # each device file is a /dev/null
     (folder / "munge.key").write_bytes(os.urandom(64))
     (folder / "munge.key").chmod(0o600)
     host = socket.gethostname().partition(".")[0]
-    control_port, *ports = free_ports(1 + gpus)
+    control_port, *ports = free_ports(1 + len(gres))
     nodes = "\n".join(
-        _NODE.format(name=name, host=host, port=port, cpus=os.cpu_count())
-        for name, port in zip(names, ports, strict=True)
+        _NODE.format(name=name, host=host, port=port, cpus=cpus or os.cpu_count(), gres=resources)
+        for (name, resources), port in zip(gres.items(), ports, strict=True)
     )
-    conf = _CONF.format(folder=folder, host=host, control_port=control_port, nodes=nodes)
+    conf = _CONF.format(folder=folder, host=host, control_port=control_port, nodes=nodes, gres_types=gres_types)
     (folder / "slurm.conf").write_text(conf)
-    gres = [f"NodeName={name} Name=gpu File={folder}/dev/nvidia{number}" for number, name in enumerate(names)]
-    (folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gres, ""]))
-    cluster = Cluster(folder, names)
+    (folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *lines, ""]))
+    cluster = Cluster(folder, [*gres])
     try:
         cluster.start()
         yield cluster

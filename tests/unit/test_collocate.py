@@ -98,7 +98,7 @@ def test_a_clone_is_used_from_elsewhere_by_its_path(user_dir):
 def test_a_program_that_is_not_there_is_refused_in_one_line(site, user_dir):
     done = collocate(site, user_dir, "runn")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: collocate has no program runn; choose one of run, report, ")
+    assert done.stderr.startswith("error: collocate has no program runn; choose one of run, advise, report, ")
     assert done.stderr.count("\n") == 1
 
 
@@ -153,3 +153,15 @@ def test_a_shell_gets_code_that_completes(site, user_dir, shell):
     pytest.importorskip("argcomplete")
     done = collocate(site, user_dir, "completion", shell)
     assert done.returncode == 0 and "_ARGCOMPLETE" in done.stdout and "collocate" in done.stdout
+
+
+def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
+    import collocate as module
+
+    words = ["--minutes", "6", "mix=['a b.py', c.py]", "--", "t.py", "--minutes", "1"]
+    assert module._expand_advice(words) == [
+        *("+experiment=advise", "mix=['a b.py', c.py]", "advise_minutes=6", "--", "t.py", "--minutes", "1")
+    ]
+    with pytest.raises(SystemExit) as stopped:
+        module._expand_advice(["--minutes", "soon"])
+    assert stopped.value.code == 2 and "invalid float value: 'soon'" in capsys.readouterr().err

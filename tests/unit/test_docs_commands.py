@@ -35,7 +35,7 @@ pytestmark = pytest.mark.covers("docs", "README.md", "conf")
 PAGES = [PROJECT_DIR / "README.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 COMMENTED = sorted((PROJECT_DIR / "conf").glob("**/*.yaml"))
 # What these pages name is made by the reader: `tests/flow/test_extensions.py` makes it and runs their commands.
-EXTENSIONS = ("your_own_listener", "your_own_workload")
+EXTENSIONS = ("your_own_listener", "your_own_workload", "your_own_sharing_mode", "your_own_column")
 KINDS = {
     "an ellipsis": r"\.\.\.",
     "names of the reader's": r"^run\.py .*\b(NAME|KEY=VALUE|DIR)\b|^-m pipeline\.NAME",

@@ -22,7 +22,11 @@ CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
 MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!(?:md|py|[A-Z]{3,})\b)\w+)+"
 # Pages about what the reader adds: `tests/flow/test_extensions.py` makes their files.
-OWN = {page for page in PAGES if page.stem in ("your_own_listener", "your_own_workload")}
+OWN = {
+    page
+    for page in PAGES
+    if page.stem in ("your_own_listener", "your_own_workload", "your_own_sharing_mode", "your_own_column")
+}
 
 
 def anchors_of(text):

@@ -87,7 +87,7 @@ def test_a_verdict_does_not_stop_a_study():
     from pipeline.report.terminal_summary import summarize_study
 
     rows = make_rows(5)
-    assert "naive is fastest" in summarize_study("test", rows).sentences[0]
+    assert "naive: 1.20 x serial (1.18 to 1.22; 5 blocks)." in summarize_study("test", rows).sentences[0]
     assert not make_rule(0.5).stops_before(6, rows)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE
+from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE, PARAM
 
 FLAG = "flags."
 """Prefix of the params that record the `workload.flags` of a script."""
@@ -28,6 +28,8 @@ _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that distinguishes environments. Names omit it, because a digest means nothing to a reader."""
+_LEAST_TELLING = (PARAM, "run_in", ENVIRONMENT)
+"""Params that distinguish programs only if no other does, in this order: none changes the computation by itself."""
 _PROFILER, _SIZE_PROFILE = "profiler", "size_profile"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 """A needless decimal of the project's numbers, such as a rate of 50.0; flags of a script are not changed."""
@@ -99,14 +101,51 @@ def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
     ]
 
 
+def find_telling_keys(programs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys that differ between the maps, without those of `_LEAST_TELLING` that are not needed."""
+    differing_keys = find_differing_keys(programs)
+    for number in range(len(_LEAST_TELLING) + 1):
+        keys = [key for key in differing_keys if key not in _LEAST_TELLING[number:]]
+        if len({tuple(params.get(key) for key in keys) for params in programs}) == len(programs):
+            break
+    return keys
+
+
 def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
     """Return the name of each group of a study; different groups have different names."""
     jobs = _describe_programs([job for group in groups for job in group.jobs])
-    options, settings = _find_varying_options(groups), _find_varying_settings(groups)
-    plain_names = [
-        _compose_name(group, jobs, options[group.scenario] - unnamed, settings[_list_programs(group)])
+    return _tell_apart(groups, _compose_names(groups, jobs, _find_varying_settings(groups)))
+
+
+def shorten_names(groups: Sequence[GroupFacts]) -> list[str]:
+    """Return names without options that all programs share, and without settings that tell no groups apart."""
+    jobs = _describe_programs([job for group in groups for job in group.jobs])
+    shared_labels = set.intersection(*map(set, jobs.values())) if jobs else set()
+    jobs = {program: [label for label in labels if label not in shared_labels] for program, labels in jobs.items()}
+    settings = _find_varying_settings(groups)
+    names = _compose_names(groups, jobs, settings)
+    for key in {key for keys in settings.values() for key in keys}:
+        fewer = {programs: [name for name in keys if name != key] for programs, keys in settings.items()}
+        shorter = _compose_names(groups, jobs, fewer)
+        if len(set(shorter)) == len(set(names)):
+            names, settings = shorter, fewer
+    return _tell_apart(groups, names)
+
+
+def _compose_names(
+    groups: Sequence[GroupFacts],
+    words: Mapping[tuple[str, str], list[str]],
+    settings: Mapping[frozenset[str], Sequence[str]],
+) -> list[str]:
+    options = _find_varying_options(groups)
+    return [
+        _compose_name(group, words, options[group.scenario] - unnamed, settings[_list_programs(group)])
         for group, unnamed in zip(groups, _find_unnamed_options(groups), strict=True)
     ]
+
+
+def _tell_apart(groups: Sequence[GroupFacts], plain_names: Sequence[str]) -> list[str]:
+    """Cut long names, and add digits to them and to equal names of different groups."""
     identities: dict[str, set[str]] = defaultdict(set)
     for group, name in zip(groups, plain_names, strict=True):
         identities[name].add(_digest_facts(group))
@@ -177,7 +216,8 @@ def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
     # The name of a size already identifies its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
-    keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
+    telling_keys = find_telling_keys(list(facts.values()))
+    keys = [key for key in dict.fromkeys([*flags, *telling_keys]) if key != ENVIRONMENT]
     options = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
     if len(options) > 1 and max(len("-".join(_format_options(params))) for params in options.values()) > _MANY:
         values = {key: Counter(params.get(key) for params in options.values()).most_common(1)[0] for key in keys}

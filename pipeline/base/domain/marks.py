@@ -56,7 +56,7 @@ def merge(texts: Iterable[str]) -> dict[str, int]:
     """Merge texts that differ only in numbers and names of jobs, and count them: `made 11 to 15 steps`."""
     alike: dict[str, list[str]] = defaultdict(list)
     for text in texts:
-        alike[_find_reason(text)].append(text)
+        alike[find_reason(text)].append(text)
     return {_spell_variables(texts): len(texts) for texts in alike.values()}
 
 
@@ -71,7 +71,7 @@ def merge_notes(notes: Iterable[str], noun: str) -> list[str]:
     for note in notes:
         repeated: Counter[str] = Counter()  # one remedy may follow several reasons
         for part in filter(None, note.split(_SEPARATOR)):
-            reason = _find_reason(part)
+            reason = find_reason(part)
             alike[reason, repeated[reason]].append(part)
             repeated[reason] += 1
     return [
@@ -80,7 +80,8 @@ def merge_notes(notes: Iterable[str], noun: str) -> list[str]:
     ]
 
 
-def _find_reason(text: str) -> str:
+def find_reason(text: str) -> str:
+    """Return a text without its numbers and names of jobs, by which alike texts are merged."""
     return _VARIABLE.sub(lambda match: "JOB" if match["job"] else "NUMBER", text)
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from pipeline.base.system.errors import ConfigError
 
-_SIMULATED = "simulated_"
+SIMULATED = "simulated_"
+"""Prefix of the choices `gpu=simulated_MODEL`."""
 _TABLE = Path(__file__).with_name("mig_profiles.json")
 # Kinds of engines that instances share out among themselves, as NVML names them.
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
@@ -165,8 +166,8 @@ def find(name: str) -> Model:
     Raises:
         ConfigError: no model has this name.
     """
-    prefix = _SIMULATED if name.startswith(_SIMULATED) else ""
-    plain_name = _plain(name.removeprefix(_SIMULATED))
+    prefix = SIMULATED if name.startswith(SIMULATED) else ""
+    plain_name = _plain(name.removeprefix(SIMULATED))
     for model, names in _rows():
         if plain_name in names:
             return model
@@ -189,7 +190,7 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
 
 def find_model_name(text: str) -> str:
     """Return the model name for a name, an alias or a driver's name; the text itself if it is unknown."""
-    plain_name = _plain(text.removeprefix(_SIMULATED))
+    plain_name = _plain(text.removeprefix(SIMULATED))
     return next((model.name for model, names in _rows() if plain_name in names), text)
 
 

@@ -348,6 +348,8 @@ class Group:
         settings_digest: digest of the settings and the packages.
         is_load_noted: whether a row whose jobs waited for CPUs in use by other programs stays valid and gets a note.
         layout: result of `Sharing.check` at planning, which only the sharing mode reads; `None` if it plans nothing.
+        short_name: the name without what is equal in all groups of the study; `display_name` falls back to the name.
+        selector: the value of `only` that selects this group, equal in every block: `PLAN:NUMBER`.
     """
 
     number: int
@@ -379,6 +381,18 @@ class Group:
     case: int = 0
     launch: str = ""
     layout: object = field(default=None, compare=False)
+    short_name: str = ""
+    selector: str = ""
+
+    @property
+    def display_name(self) -> str:
+        """The name on the terminal and in plans."""
+        return self.short_name or self.name
+
+    @property
+    def group_number(self) -> str:
+        """The number of the group in its study, equal in every block; empty for a group outside a plan."""
+        return self.selector.partition(":")[2]
 
     @property
     def job_names(self) -> str:

@@ -21,9 +21,10 @@ from pipeline.base.system.paths import PROJECT_DIR
 COMMAND = "collocate"
 VARIABLE = "COLLOCATION_COMMAND"
 """The variable set by the command; jobs do not inherit it."""
-RUN = "run"
+RUN, ADVISE = "run", "advise"
 PROGRAMS = {
     RUN: "measure jobs side by side",
+    ADVISE: "find how many copies of a job to run, and in which sharing mode",
     "report": "write a study's page, figures and tables; export it to one file",
     "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",

@@ -24,11 +24,6 @@ def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
     return [PROJECT_DIR / "conf", *map(Path, folders)]
 
 
-def list_choices(group: str, arguments: Sequence[str] | None = None) -> list[str]:
-    """Return the sorted choices of a configuration group in `config_folders`; empty if it is not a group."""
-    return sorted({path.stem for folder in config_folders(arguments) for path in (folder / group).glob("*.yaml")})
-
-
 def expand_path(key: str, text: str) -> Path:
     """Return the path in the value of a configuration key, with `~` expanded.
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
+
+_PATIENCE_S = 2.0
+_last_line_s = time.monotonic()
+"""Time of the last line of progress; at first, of the program's start."""
 
 
 def format_count(number: int, noun: str) -> str:
@@ -50,8 +58,34 @@ def align_table(lines: Sequence[Sequence[str]], left_columns: Collection[int] = 
 
 def say(text: str) -> None:
     """Print one line of progress."""
+    global _last_line_s
+    _last_line_s = time.monotonic()
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def announce(activity: str) -> Iterator[None]:
+    """Name the activity of the body on a terminal after two seconds without a line; also a decorator."""
+    silent_s = time.monotonic() - _last_line_s
+    timer = threading.Timer(max(0.0, _PATIENCE_S - silent_s), say, [f"{activity} ..."])
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def wrap_command(command: str, indent: str = "    ", width: int = 100) -> str:
+    """Indent a command line and break it between words, as a shell reads it."""
+    lines = [indent]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1].strip() and len(f"{lines[-1]} {word}") > width - 2:
+            lines.append(f"{indent}   ")
+        lines[-1] += f" {word}" if lines[-1].strip() or len(lines) > 1 else word
+    return " \\\n".join(lines)
 
 
 def escape_to_utf8(text: str) -> str:

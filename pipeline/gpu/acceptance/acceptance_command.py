@@ -23,7 +23,6 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers
-from pipeline.clean.journal import Journal
 from pipeline.gpu.acceptance.checks import CHECKS, Check
 from pipeline.gpu.acceptance.mig_board import CommandRecord, MigBoard, UntriedError, find_branch, hide_uuids, make_twin
 from pipeline.gpu.manual_mig import (
@@ -35,53 +34,44 @@ from pipeline.gpu.manual_mig import (
 )
 from pipeline.gpu.status import make_printable, refuse_untouched
 from pipeline.prepare.device.smi_commands import is_write
-from pipeline.prepare.mig import division, profiles
+from pipeline.prepare.mig import division
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import StateFile
 
 _MOST_LINES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptanceRequest:
-    """GPU and options of the command.
+def accept_mig(
+    request: ManualMigRequest, out: Path, only: Sequence[str] = (), driver: str | None = None
+) -> CommandAnswer:
+    """Check each promise about MIG on one GPU; the exit status is 1 if one is broken, or the simulation differs.
 
-    Attributes:
-        target: GPU, folder, machine, prefix of an administrator, and whether the writes are only printed.
+    Args:
+        request: GPU, folder, machine, prefix of an administrator, and whether the writes are only printed.
         out: folder of the page and the bundle.
         only: names of the checks; empty for all.
         driver: branch of the driver of a simulated model; `None` for the recorded one.
-    """
-
-    target: ManualMigRequest
-    out: Path
-    only: Sequence[str] = ()
-    driver: str | None = None
-
-
-def accept_mig(request: AcceptanceRequest) -> CommandAnswer:
-    """Check each promise about MIG on one GPU; the exit status is 1 if one is broken, or the simulation differs.
 
     Raises:
         ConfigError: the GPU does not exist, is in use or has instances, or a check cannot run; nothing was changed.
     """
-    checks = select_checks(request.only)
+    checks = select_checks(only)
     mark = uuid.uuid4().hex
     with ExitStack() as stack:
         with refuse_untouched():
-            if not request.target.is_dry:
+            if not request.is_dry:
                 leftovers.clear_all_abandoned()
-                _refuse_unwritable(request.out)
+                _refuse_unwritable(out)
             scratch = stack.enter_context(leftovers.hold_scratch(mark))
-            target_request = _make_machine(request, scratch)
-            target = stack.enter_context(open_target(target_request))
-            _refuse_without_torch(target, checks, is_dry=target_request.is_dry)
-            stack.enter_context(hold_target(target, target_request))
-            if not target_request.is_dry:
+            request = _make_machine(request, driver, scratch)
+            target = stack.enter_context(open_target(request))
+            _refuse_without_torch(target, checks, is_dry=request.is_dry)
+            stack.enter_context(hold_target(target, request))
+            if not request.is_dry:
                 undo_leftovers(target)
-            board = _open_board(target, target_request, scratch, mark)
+            board = _open_board(target, request, scratch, mark)
             twin = make_twin(board.device, scratch / "twin", mark, is_on=board.was_on)
-        if target_request.is_dry:
+        if request.is_dry:
             return _list_writes(target, board, twin, checks)
         began, began_s = datetime.now(UTC), time.monotonic()
         try:
@@ -95,7 +85,7 @@ def accept_mig(request: AcceptanceRequest) -> CommandAnswer:
             commands=board.record.commands,
             is_simulated=target.is_simulated,
         )
-        page, bundle = write(acceptance, request.out)
+        page, bundle = write(acceptance, out)
     return _answer(acceptance, page, bundle)
 
 
@@ -112,18 +102,17 @@ def _refuse_unwritable(out: Path) -> None:
         raise ConfigError(f"--out {out} is not writable: {error.strerror}; choose another folder") from error
 
 
-def _make_machine(request: AcceptanceRequest, scratch: Path) -> ManualMigRequest:
+def _make_machine(request: ManualMigRequest, driver: str | None, scratch: Path) -> ManualMigRequest:
     """Make a temporary machine for a simulated model; otherwise return the request for a GPU unchanged."""
-    target = request.target
-    if not target.is_model:
-        if request.driver is not None:
+    if not request.is_model:
+        if driver is not None:
             raise ConfigError("--driver is the branch of a simulated model; leave it out for a GPU or a machine")
-        return target
-    if request.driver not in (None, *RELEASES):
-        raise ConfigError(f"--driver {request.driver} must be one of {', '.join(RELEASES)}")
+        return request
+    if driver not in (None, *RELEASES):
+        raise ConfigError(f"--driver {driver} must be one of {', '.join(RELEASES)}")
     file = StateFile(scratch / "machine.json")
-    file.keep([target.gpu], request.driver or RECORDED)
-    return dataclasses.replace(target, gpu="0", machine=str(file.path), folder=scratch)
+    file.keep([request.gpu], driver or RECORDED)
+    return dataclasses.replace(request, gpu="0", machine=str(file.path), folder=scratch)
 
 
 def _refuse_without_torch(target: Target, checks: Sequence[Check], *, is_dry: bool) -> None:
@@ -144,9 +133,8 @@ def _open_board(target: Target, request: ManualMigRequest, scratch: Path, mark: 
     division.refuse_unready(target.device, state)
     return MigBoard(
         device=target.device,
-        gpu=profiles.read_gpu(target.device),
         programs=programs,
-        journal=Journal(request.folder, target.device.uuid, programs),
+        folder=request.folder,
         scratch=scratch,
         mark=mark,
         record=record,

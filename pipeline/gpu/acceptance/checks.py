@@ -12,16 +12,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from statistics import fmean
 from subprocess import DEVNULL, Popen
-from typing import Any, NoReturn
+from typing import Any
+
+import yaml
 
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import ConfigError, SharingError
@@ -59,15 +64,7 @@ Action = Callable[[MigSmi, UndoStack], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check.
-
-    Attributes:
-        promise: what holds if the check finds nothing.
-        writes: what it changes, apart from the undo of these changes.
-        reads: what it compares.
-        is_compared: whether it also runs on the twin; its readings then must not depend on time.
-        needs_load: whether it runs jobs, which on a real GPU need torch and Triton.
-    """
+    """One check; `checks.yaml` explains its facts."""
 
     name: str
     run: Run
@@ -78,23 +75,6 @@ class Check:
     needs_load: bool = False
 
 
-CHECKS: list[Check] = []
-
-
-def _add_check(**facts: Any) -> Callable[[Run], Run]:
-    def add(run: Run) -> Run:
-        CHECKS.append(Check(run=run, **facts))
-        return run
-
-    return add
-
-
-@_add_check(
-    name="mode",
-    promise="MIG mode switches on and off, and without it no instance is created",
-    writes="MIG mode off and on, unless it was on; a GPU instance that is refused",
-    reads="current and pending mode",
-)
 def _check_mode(board: MigBoard) -> dict[str, Any]:
     state = board.control.read()
     board.expect(state.is_on and state.is_settled, "MIG mode is not on after the switch")
@@ -117,12 +97,6 @@ def _describe_mode(board: MigBoard) -> dict[str, bool]:
     return {"now": state.is_on, "pending": state.is_pending_on}
 
 
-@_add_check(
-    name="profiles",
-    promise="every profile has possible placements, and as many instances of it fit as the driver says",
-    writes="nothing",
-    reads="slices, placements, SMs and memory of every profile",
-)
 def _check_profiles(board: MigBoard) -> dict[str, Any]:
     gpu = board.gpu
     sizes = {"compute_slices": gpu.compute_slices, "memory_slices": gpu.memory_slices, "sms": gpu.multiprocessors}
@@ -139,12 +113,6 @@ def _check_profiles(board: MigBoard) -> dict[str, Any]:
     return readings
 
 
-@_add_check(
-    name="placements",
-    promise="every profile can be created at each of its placements, with its size, and be destroyed",
-    writes="a GPU instance with a full compute instance, for every placement of every profile",
-    reads="placement, slices, SMs, memory and name of the instance",
-)
 def _check_placements(board: MigBoard) -> dict[str, Any]:
     readings = {}
     for profile in board.gpu.profiles:
@@ -174,12 +142,6 @@ def _read_instance(board: MigBoard, name: str, profile: Profile, device: MigDevi
     return reading
 
 
-@_add_check(
-    name="layouts",
-    promise="every maximal layout can be created, and no further instance fits",
-    writes="the instances of every maximal layout of 1g, 2g, ...; a further instance that is refused",
-    reads="ids and UUIDs of the instances",
-)
 def _check_layouts(board: MigBoard) -> dict[str, Any]:
     readings = {}
     for placed in layouts.list_maximal_layouts(board.gpu):
@@ -202,12 +164,6 @@ def _choose_further(gpu: MigGpu, placed: Placed) -> tuple[int, int]:
     return smallest.profile_id, (free or smallest.starts)[0]
 
 
-@_add_check(
-    name="compute-instances",
-    promise="a GPU instance can be divided into every full set of compute instances, which share its memory",
-    writes="a GPU instance of each size, with every set of compute instances that fills it",
-    reads="width, SMs, memory and name of each compute instance",
-)
 def _check_compute_instances(board: MigBoard) -> dict[str, Any]:
     readings = {}
     for profile in layouts.list_slice_profiles(board.gpu):
@@ -234,12 +190,6 @@ def _list_divisions(profile: Profile) -> Iterator[tuple[int, ...]]:
                 yield parts
 
 
-@_add_check(
-    name="around",
-    promise="instances can be created around an existing one, at each of its placements, without changing it",
-    writes="one instance at each placement, and the largest instances that fit around it",
-    reads="ids and placements",
-)
 def _check_placement_around(board: MigBoard) -> dict[str, Any]:
     readings = {}
     for profile in layouts.list_slice_profiles(board.gpu):
@@ -265,12 +215,6 @@ def _fill_around(board: MigBoard, name: str, resident: MigDevice, around: Placed
         return [f"{profile.name}@{start} is GI {created.gi_id}", *filled]
 
 
-@_add_check(
-    name="existing",
-    promise="jobs get the instances that exist, and a study does not change them",
-    writes="the instances of one layout, twice",
-    reads="the MIG device of each job, and whether UUIDs return",
-)
 def _check_existing_layout(board: MigBoard) -> dict[str, Any]:
     placed = _choose_mixed_layout(board.gpu)
     requests, uuids = [profile.name for profile, _ in placed], set[str]()
@@ -298,12 +242,6 @@ def _choose_mixed_layout(gpu: MigGpu) -> Placed:
     return max(layouts.list_maximal_layouts(gpu), key=lambda placed: (len({p for p, _ in placed}), len(placed)))
 
 
-@_add_check(
-    name="refusals",
-    promise="what the driver refuses, it refuses without a change",
-    writes="instances of each profile, as many as fit; commands that are refused",
-    reads="exit status and text of each refusal",
-)
 def _check_refusals(board: MigBoard) -> dict[str, Any]:
     readings: dict[str, Any] = {}
     control, gpu, pool = board.control, board.gpu, layouts.list_slice_profiles(board.gpu)
@@ -332,13 +270,6 @@ def _check_refusals(board: MigBoard) -> dict[str, Any]:
     return readings
 
 
-@_add_check(
-    name="jobs",
-    promise="a job runs on its instance only, which cannot be destroyed meanwhile",
-    writes="the instances of one layout; destructions that are refused",
-    reads="process lists and memory of each instance",
-    needs_load=True,
-)
 def _check_jobs(board: MigBoard) -> dict[str, Any]:
     placed = _choose_mixed_layout(board.gpu)
     with board.make(placed) as devices:
@@ -392,23 +323,13 @@ def _end(board: MigBoard, job: Job) -> dict[str, Any]:
     return outcome
 
 
-@_add_check(
-    name="counters",
-    promise="the counters of each instance show its load and no other (GPM, DCGM, where there are any)",
-    writes="the instances of one layout",
-    reads="GRACT, SMACT and occupancy from every listener",
-    is_compared=False,
-    needs_load=True,
-)
 def _check_counters(board: MigBoard) -> dict[str, Any]:
     placed = _choose_mixed_layout(board.gpu)
     with board.make(placed):
         measured = _measure_counters(board)
     if not any(row.readings for row in measured.rows):
-        reasons = "; ".join(measured.absent.values())
-        raise UntriedError(f"no listener can read counters of instances: {reasons}")
-    for text in measured.list_trouble(find_implausible(measured.rows)):
-        board.expect(False, text)
+        raise UntriedError(f"no listener can read counters of instances: {'; '.join(measured.absent.values())}")
+    board.broken += measured.list_trouble(find_implausible(measured.rows))
     rows = [
         {"step": row.step, "where": row.where, "expected": row.expected, "readings": dict(row.readings)}
         for row in measured.rows
@@ -430,14 +351,6 @@ def _measure_counters(board: MigBoard) -> gpu_selftest.Measurement:
         raise UntriedError(str(error)) from error
 
 
-@_add_check(
-    name="isolation",
-    promise="loaded neighbours do not slow a job by more than 5 %, at equal clocks",
-    writes="the instances of one layout",
-    reads="rate of the job and clock of the GPU, with idle and with loaded neighbours",
-    is_compared=False,
-    needs_load=True,
-)
 def _check_isolation(board: MigBoard) -> dict[str, Any]:
     placed = _choose_mixed_layout(board.gpu)
     readings: dict[str, Any] = {}
@@ -447,27 +360,16 @@ def _check_isolation(board: MigBoard) -> dict[str, Any]:
             name = f"{profile.name}@{start}"
             alone = _measure_rate(board, device, [])
             shared = _measure_rate(board, device, [other for other in devices if other != device])
-            readings[name] = {"alone": dataclasses.asdict(alone), "beside": dataclasses.asdict(shared)}
-            share = shared.per_clock / alone.per_clock
+            readings[name] = {"alone": alone, "beside": shared}
+            per_clock = [rate["rounds_per_s"] / (rate["clock_mhz"] or 1) for rate in (alone, shared)]
+            share = per_clock[1] / per_clock[0]
             text = f"neighbours slow the job on {name} to {share:.3f} of its rate alone"
             board.expect(share >= _LEAST_RATE, text)
     return readings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rate:
-    """Rounds per second of a job, and the GPU's mean clock meanwhile; `None` if the driver does not report it."""
-
-    rounds_per_s: float
-    clock_mhz: float | None
-
-    @property
-    def per_clock(self) -> float:
-        return self.rounds_per_s / (self.clock_mhz or 1)
-
-
-def _measure_rate(board: MigBoard, device: MigDevice, neighbours: Sequence[MigDevice]) -> _Rate:
-    """Measure the rate of a job while jobs load other instances."""
+def _measure_rate(board: MigBoard, device: MigDevice, neighbours: Sequence[MigDevice]) -> dict[str, Any]:
+    """Measure the rate of a job while jobs load other instances, and the GPU's mean clock, if the driver reports it."""
     clocks: list[float] = []
     with _run_jobs(board, neighbours), board.start_job(device.uuid) as job:
         rounds = _begin(job)["rounds"]
@@ -478,17 +380,9 @@ def _measure_rate(board: MigBoard, device: MigDevice, neighbours: Sequence[MigDe
                 clocks += [reading for name, reading in reader.quantities().items() if name == _CLOCK]
                 time.sleep(0.2)
         rate = rounds / _end(board, job)["kernel_s"]
-    return _Rate(rounds_per_s=rate, clock_mhz=fmean(clocks) if clocks else None)
+    return {"rounds_per_s": rate, "clock_mhz": fmean(clocks) if clocks else None}
 
 
-@_add_check(
-    name="mps",
-    promise="each instance can have its MPS daemon, whose clients are on this instance",
-    writes="the instances of one layout, an MPS daemon on two of them",
-    reads="servers, clients and process lists",
-    is_compared=False,
-    needs_load=True,
-)
 def _check_mps(board: MigBoard) -> dict[str, Any]:
     placed = _choose_mixed_layout(board.gpu)
     if (program := board.programs.path(CONTROL)) is None:
@@ -512,13 +406,6 @@ def _check_mps(board: MigBoard) -> dict[str, Any]:
     return {"layout": name_layout(placed), "daemons": readings}
 
 
-@_add_check(
-    name="kill",
-    promise="after a kill at any step, the journal restores the GPU",
-    writes="MIG mode on, unless it was on; a GPU instance with compute instances, and a second one",
-    reads="mode and instances after each kill",
-    is_compared=False,
-)
 def _check_kill(board: MigBoard) -> dict[str, Any]:
     pool = layouts.list_slice_profiles(board.gpu)
     divided = next(profile for profile in pool if list(_list_divisions(profile)))
@@ -547,59 +434,50 @@ def _kill_everywhere(board: MigBoard, name: str, action: Action) -> dict[str, in
     counts = {}
     for moment in ("at a step", "during a command"):
         for number in range(1, _MOST_STEPS):
-            with UndoStack() as stack:
-                stack.callback(_undo_since, board, {step.step_id for step in board.journal.read_steps()})
-                status = _fork(board, action, number, stack, is_during=moment == "during a command")
+            status = _run_child(board, action, number, is_during=moment == "during a command")
             place = f"a kill {moment}, number {number}, of {name}"
             board.expect(board.control.read() == before, f"the GPU is not restored after {place}")
-            if not os.WIFSIGNALED(status):
+            if status != -signal.SIGKILL:
                 board.expect(status == 0, f"{name} failed in a child (status {status})")
                 break
         counts[moment] = number - 1
     return counts
 
 
-def _undo_since(board: MigBoard, earlier: set[str]) -> None:
+def _run_child(board: MigBoard, action: Action, number: int, *, is_during: bool) -> int | None:
+    """Run the action in a child that is killed at a step; undo what the child did, and return its exit status."""
+    earlier = {step.step_id for step in board.journal.read_steps()}
+    arguments = (board, action, number, os.getpid(), is_during)
+    child = multiprocessing.get_context("fork").Process(target=_die_at, args=arguments)
+    with UndoStack() as stack:
+        stack.callback(_end_child, board, child, earlier)
+        child.start()
+        child.join()
+    return child.exitcode
+
+
+def _end_child(board: MigBoard, child: BaseProcess, earlier: set[str]) -> None:
+    """End the child if an interrupt came before its end, and undo its steps."""
+    if child.pid is not None:
+        child.kill()
+        child.join()
     for step in reversed(board.journal.read_steps()):
         if step.step_id not in earlier:
             board.journal.undo(step)
 
 
-def _fork(board: MigBoard, action: Action, number: int, stack: UndoStack, *, is_during: bool) -> int:
-    """Run the action in a child that is killed at a step; return its wait status."""
-    parent = os.getpid()
-    if (pid := os.fork()) == 0:
-        _become_victim(board, action, number, parent, is_during=is_during)
-    stack.callback(_end_child, pid)
-    _, status = os.waitpid(pid, 0)
-    return status
-
-
-def _end_child(pid: int) -> None:
-    """End and reap the child if an interrupt came before its end."""
-    with suppress(ChildProcessError, ProcessLookupError):
-        if os.waitpid(pid, os.WNOHANG)[0] == 0:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _become_victim(board: MigBoard, action: Action, number: int, parent: int, *, is_during: bool) -> NoReturn:
-    """Run the action, and die at a step; this function does not return."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        programs, countdown = board.programs, itertools.count(1 - number)
-        if is_during:
-            programs = dataclasses.replace(programs, execute=_make_deadly(board.record, countdown))
-        else:
-            sys.addaudithook(_make_hook(str(board.journal.path.parent), countdown))
-        action(MigSmi.locate(programs, board.device.uuid), UndoStack())
-        os._exit(0)  # the parent undoes the steps, as after a kill at the last one
-    except BaseException as error:  # noqa: BLE001  the child must not continue as the parent
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-    finally:
+def _die_at(board: MigBoard, action: Action, number: int, parent: int, is_during: bool) -> None:
+    """Run the action, and die at a step; the parent undoes the steps, as after a kill at the last one."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(1)
+    programs, countdown = board.programs, itertools.count(1 - number)
+    if is_during:
+        programs = dataclasses.replace(programs, execute=_make_deadly(board.record, countdown))
+    else:
+        sys.addaudithook(_make_hook(str(board.journal.path.parent), countdown))
+    action(MigSmi.locate(programs, board.device.uuid), UndoStack())
+    os._exit(0)
 
 
 def _make_hook(folder: str, countdown: Iterator[int]) -> Callable[[str, tuple[Any, ...]], None]:
@@ -626,3 +504,22 @@ def _make_deadly(
         return record.execute(words)
 
     return execute
+
+
+_RUNS: dict[str, Run] = {
+    "mode": _check_mode,
+    "profiles": _check_profiles,
+    "placements": _check_placements,
+    "layouts": _check_layouts,
+    "compute-instances": _check_compute_instances,
+    "around": _check_placement_around,
+    "existing": _check_existing_layout,
+    "refusals": _check_refusals,
+    "jobs": _check_jobs,
+    "counters": _check_counters,
+    "isolation": _check_isolation,
+    "mps": _check_mps,
+    "kill": _check_kill,
+}
+_FACTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CHECKS = tuple(Check(name=name, run=_RUNS[name], **facts) for name, facts in _FACTS.items())

@@ -97,28 +97,34 @@ class MigBoard:
 
     Attributes:
         device: the GPU as NVML listed it before the first change.
-        gpu: its MIG profiles.
         programs: programs of its driver.
-        journal: undo steps of the GPU.
+        folder: folder of the journal.
         scratch: temporary folder, whose name begins with the mark of all processes.
         mark: mark of all processes that checks start.
         record: commands of nvidia-smi.
         machine: file of a simulated machine; `None` for a real GPU.
         was_on: whether MIG mode was on before the first change.
+        gpu: the MIG profiles of the GPU.
+        journal: undo steps of the GPU.
         broken: what does not hold, as the current check has found it.
     """
 
     device: Device
-    gpu: MigGpu
     programs: Programs
-    journal: Journal
+    folder: Path
     scratch: Path
     mark: str
     record: CommandRecord
     machine: Path | None = None
     was_on: bool = False
+    gpu: MigGpu = field(init=False)
+    journal: Journal = field(init=False)
     broken: list[str] = field(default_factory=list)
     num_folders: int = 0
+
+    def __post_init__(self) -> None:
+        self.gpu = profiles.read_gpu(self.device)
+        self.journal = Journal(self.folder, self.device.uuid, self.programs)
 
     @property
     def control(self) -> MigSmi:
@@ -319,12 +325,10 @@ def make_twin(device: Device, folder: Path, mark: str, *, is_on: bool) -> MigBoa
         execute=record.execute,
     )
     with install_driver(file.path):
-        twin_device = nvml.list_devices()[0]
         return MigBoard(
-            device=twin_device,
-            gpu=profiles.read_gpu(twin_device),
+            device=nvml.list_devices()[0],
             programs=programs,
-            journal=Journal(folder, twin_device.uuid, programs),
+            folder=folder,
             scratch=folder,
             mark=mark,
             record=record,

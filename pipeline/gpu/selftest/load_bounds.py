@@ -11,7 +11,7 @@ counter measures something other than its name says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from pipeline.base.system.words import format_count
@@ -195,37 +195,27 @@ def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Find all impossible readings; findings that apply to all steps come first."""
     general = [*_find_stuck(rows), *_find_missing(rows)]
     general_keys = {(finding.source, finding.quantity, finding.where) for finding in general}
-    single: dict[tuple[str, str, str], list[_Fault]] = {}
+    single: dict[tuple[str, str, str], list[_Weighted]] = {}
     for row in rows:
-        for source, values in sorted(row.readings.items()):
-            for fault in _find_impossible(row, values, rows):
-                single.setdefault((source, fault.quantity, row.where), []).append(fault)
-    return (*general, *(_merge(key, faults) for key, faults in single.items() if key not in general_keys))
+        for source in sorted(row.readings):
+            for weight, finding in _find_impossible(row, source, rows):
+                single.setdefault((source, finding.quantity, row.where), []).append((weight, finding))
+    return (*general, *(_merge(findings) for key, findings in single.items() if key not in general_keys))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
-    """An impossible reading of one row; the fault with the highest weight becomes the text of a finding."""
-
-    quantity: str
-    step: str
-    value: float
-    explanation: str
-    weight: float = 0.0
+_Weighted = tuple[float, Finding]
+"""A finding of one row with its weight; the heaviest becomes the text of the finding of all rows."""
 
 
-def _merge(key: tuple[str, str, str], faults: Sequence[_Fault]) -> Finding:
-    source, quantity, place = key
-    worst = max(faults, key=lambda fault: fault.weight)
-    steps = dict.fromkeys([worst.step, *(fault.step for fault in faults)])
-    return Finding(
-        source=source, quantity=quantity, where=place, what=worst.explanation, value=worst.value, steps=tuple(steps)
-    )
+def _merge(findings: Sequence[_Weighted]) -> Finding:
+    _, worst = max(findings, key=lambda pair: pair[0])
+    steps = dict.fromkeys([*worst.steps, *(step for _, finding in findings for step in finding.steps)])
+    return replace(worst, steps=tuple(steps))
 
 
-def _find_impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Fault]:
+def _find_impossible(row: Row, source: str, rows: Sequence[Row]) -> Iterator[_Weighted]:
     """Yield the first fault of each quantity in one source's readings of a row."""
-    faults: dict[str, tuple[str, float]] = {}
+    values, faults = row.readings[source], dict[str, tuple[str, float]]()
     for quantity, value in values.items():
         if not -OUTSIDE <= value <= 1 + OUTSIDE:
             faults[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
@@ -238,7 +228,8 @@ def _find_impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row])
         if quantity not in faults and limits is not None and not limits[0] <= value <= limits[1]:
             faults[quantity] = _explain_distance(row, quantity, value, rows)
     for quantity, (explanation, weight) in faults.items():
-        yield _Fault(quantity=quantity, step=row.step, value=values[quantity], explanation=explanation, weight=weight)
+        place = {"source": source, "quantity": quantity, "where": row.where}
+        yield weight, Finding(**place, what=explanation, value=values[quantity], steps=(row.step,))
 
 
 def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:

@@ -20,7 +20,7 @@ from pipeline.base.system.words import align_table, format_count
 from pipeline.importer import experiment_file
 from pipeline.planner import deployment, input_files, pictures
 from pipeline.planner.deployment import Plan
-from pipeline.planner.export import experiment, manifests
+from pipeline.planner.export import experiment, manifests, nodes
 from pipeline.planner.export.manifests import DRA, FORMATS, KAI, PodOptions
 from pipeline.planner.profile_table import SIMULATED
 from pipeline.planner.results import granted_devices
@@ -30,14 +30,16 @@ from pipeline.planner.transition import transition_steps
 from pipeline.prepare.device import nvml
 from pipeline.report.figures.drawing import Sketch, draw
 
-_EXPERIMENT, _MIG_PARTED = "experiment", "mig-parted"
+_EXPERIMENT = "experiment"
+_NODES = {"mig-parted": nodes.format_mig_parted, "slurm": nodes.format_slurm}
+"""The exports with nodes."""
 _STDIN = "-"
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the plan, the format, and the path of the export."""
     parser.add_argument("plan", type=Path, help="plan of `serve` or `train`, in JSON")
-    parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, *FORMATS])
+    parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, *_NODES, *FORMATS])
     parser.add_argument("--name", help="name of the export (default: the name of the plan's file)")
     parser.add_argument(
         "--out",
@@ -55,7 +57,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="experiment: the file of conf/workload for a service with another name; may be repeated",
     )
     parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="mig-parted: write one configuration per node of N GPUs"
+        "--gpus-per-node", type=int, metavar="N", help="mig-parted, slurm: number of GPUs of a node (default: all)"
     )
     parser.add_argument(
         "--image",
@@ -133,8 +135,8 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
         workloads = _split_by_service("--workload", arguments.workload, needs_service=True)
         _refuse_unknown("--workload", workloads, services, source)
         return experiment.text_of(plan, name, source, workloads)
-    if arguments.kind == _MIG_PARTED:
-        text = manifests.format_mig_parted(plan, name, source, arguments.gpus_per_node)
+    if arguments.kind in _NODES:
+        text = _NODES[arguments.kind](plan, name, source, arguments.gpus_per_node)
     else:
         images = _split_by_service("--image", arguments.image, needs_service=False)
         _refuse_unknown("--image", images, services, source)

@@ -48,7 +48,7 @@ def _add_demand_arguments(parser: argparse.ArgumentParser, time_limit_s: float =
         "--gpu",
         action="append",
         metavar="GPU",
-        help=f"model (such as {profiles.SIMULATED}a100_80gb), or index or UUID of a GPU (default: the profile's "
+        help=f"model (such as {mig_table.SIMULATED}a100_80gb), or index or UUID of a GPU (default: the profile's "
         "models); may be repeated",
     )
     parser.add_argument(
@@ -124,7 +124,7 @@ def _find_models(selectors: Sequence[str], table: Profile, limits: Limits, drive
 
 def _find_model(selector: str, table: Profile, driver_branch: int | None) -> tuple[str, profiles.MigGpu | None]:
     name = mig_table.find_model_name(selector)
-    if selector.startswith(profiles.SIMULATED) or name in mig_table.models():
+    if selector.startswith(mig_table.SIMULATED) or name in mig_table.models():
         return mig_table.find(name).name, profiles.load_model(name, driver_branch)
     if name in table.gpu_models:
         return name, None

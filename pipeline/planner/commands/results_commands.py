@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.command_parser import CommandAnswer
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import pictures, profile_table
 from pipeline.planner.deployment import Plan
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep, plan_check, profile_measurement
-from pipeline.planner.results.advice import Advice, advise
+from pipeline.planner.results.advice import WIDTH, Advice, Answer, advise, choose_degree, describe_advice
 from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import schedule
 from pipeline.report import publish
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.contrasts import compare_modes
 from pipeline.report.evaluate.predictions import (
     PairError,
     PairPrediction,
@@ -31,7 +33,7 @@ from pipeline.report.evaluate.predictions import (
     normalise_model,
     predict_pairs,
 )
-from pipeline.report.evaluate.wording import describe_jobs
+from pipeline.report.evaluate.statistics import format_times
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import make_content
 from pipeline.report.page.table_format import MISSING, Table, format_estimate, format_value, round_value
@@ -81,7 +83,7 @@ def add_advise_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer_advise(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return advice for each case of several jobs; status 1 if a case has no advice."""
+    """Return an answer for each case of several jobs; status 1 if whether to share is open for a case."""
     return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
 
 
@@ -91,64 +93,72 @@ def answer_advice(study: Study) -> CommandAnswer:
     Raises:
         ConfigError: the study has no group of several jobs.
     """
-    cells = make_cells(study)
-    advices = advise(cells, compare_modes(cells))
+    advices = advise(make_cells(study))
     if not advices:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     commands = [follow_up_sweep.build_command(study, advice) for advice in advices]
-    missing = [command and follow_up_sweep.find_missing_choice(command) for command in commands]
-    sweeps = [None if choice else command for command, choice in zip(commands, missing, strict=True)]
-    described = [line for parts in zip(advices, sweeps, missing, strict=True) for line in _describe_advice(*parts)]
-    text = "\n".join([*_format_advice(advices), "", *described])
-    if study.is_simulated:
-        text += f"\n{MEASURED_SIMULATED}"
-    cases = list(map(_advice_to_json, advices, sweeps))
-    status = 0 if all(advice.mode for advice in advices) else 1
-    data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
-    return CommandAnswer(data=data, text=text, status=status)
-
-
-def _format_advice(advices: list[Advice]) -> list[str]:
-    heads = ["case", "jobs", "use", "figure", "compared by", "runner-up", "speed-up over runner-up"]
-    lines = [
-        [
-            advice.case.label,
-            str(advice.degree),
-            advice.mode or MISSING,
-            format_estimate(advice.figure) if advice.figure else MISSING,
-            advice.aim.words if advice.mode and advice.aim else "",
-            advice.runner_up or MISSING,
-            format_estimate(advice.over_runner_up) if advice.over_runner_up else MISSING,
-        ]
-        for advice in advices
-    ]
-    return words.align_table([heads, *lines], left_columns=(0, 2, 3, 4, 5, 6))
-
-
-def _describe_advice(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
-    choice = f"use {advice.mode}" if advice.mode else "no advice"
-    return [
-        f"{describe_jobs(advice.case, advice.degree)}: {choice}: {advice.because}",
-        *(f"    {change}" for change in advice.changes),
-        *(f"    not considered: {mode}" for mode in advice.not_considered),
-        *([f"    to get advice, run: {sweep}"] if sweep else []),
-        *([f"    to get advice, measure again without {missing}, which does not exist any more"] if missing else []),
-    ]
-
-
-def _advice_to_json(advice: Advice, sweep: str | None) -> dict[str, Any]:
-    data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
-    for key in ("case", "degree", "aim"):
-        del data[key]
-    estimates = {
-        key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
-        for key, estimate in (("figure", advice.figure), ("over_runner_up", advice.over_runner_up))
+    follow_ups = follow_up_sweep.build_follow_ups(study, advices)
+    missing = {
+        command: choice
+        for command in [*commands, *follow_ups]
+        if command is not None and (choice := follow_up_sweep.find_missing_choice(command))
     }
+    commands = [None if command in missing else command for command in commands]
+    follow_ups = [command for command in follow_ups if command not in missing]
+    text = [_count_answers(advices)]
+    for advice, command in zip(advices, commands, strict=True):
+        text += ["", describe_advice(advice)]
+        text += ["    to measure it:", words.wrap_command(command, " " * 6)] if command else []
+    text += ["", "To answer what is open:", *map(words.wrap_command, follow_ups)] if follow_ups else []
+    text += ["", *_describe_degrees(advices), *_describe_worth(study)]
+    gone = sorted(set(missing.values()))
+    text += [f"to get commands, measure again without {', '.join(gone)}, not in conf/ any more"] if gone else []
+    data = {
+        "experiment": study.experiment,
+        "is_simulated": study.is_simulated,
+        "cases": [
+            _advice_to_json(advice) | {"command": typed} for advice, typed in zip(advices, commands, strict=True)
+        ],
+        "follow_ups": follow_ups,
+    }
+    status = 1 if any(advice.answer is Answer.OPEN for advice in advices) else 0
+    return CommandAnswer(data=data | {"follow_ups": follow_ups}, text="\n".join(text).rstrip(), status=status)
+
+
+def _count_answers(advices: Sequence[Advice]) -> str:
+    counts = Counter(advice.answer for advice in advices)
+    answers = [f"{answer} in {counts[answer]}" for answer in Answer if counts[answer]]
+    return f"{format_count(len(advices), 'case')}: {', '.join(answers)}"
+
+
+def _describe_degrees(advices: Sequence[Advice]) -> list[str]:
+    """Describe how many copies to run, for each case that was measured with several numbers of jobs."""
+    lines = []
+    for members in words.group_by(advices, lambda advice: advice.case).values():
+        if len(members) > 1 and (best := choose_degree(members)) is not None and best.speedup is not None:
+            line = f"{best.case.label}: {best.degree} jobs, {best.mode}: {format_times(best.speedup)} serial"
+            is_most = best.degree == max(advice.degree for advice in members)
+            line += "; more were not measured" if is_most else "; more are not shown to do more work"
+            lines.append(textwrap.fill(line, WIDTH, subsequent_indent=" " * 4))
+    return lines
+
+
+def _describe_worth(study: Study) -> list[str]:
+    if study.is_simulated:
+        return [MEASURED_SIMULATED]
+    if any(row.gpu_uuid.startswith(CPU_PREFIX) for row in study.rows):
+        return ["measured on a CPU: the answers say nothing about a GPU"]
+    return []
+
+
+def _advice_to_json(advice: Advice) -> dict[str, Any]:
+    names = ("answer", "mode", "figure", "speedup", "slowdown", "energy", "alike", "reason", "changes")
+    data = {name: getattr(advice, name) for name in (*names, "not_considered", "open_modes", "blocks_needed")}
     metric = advice.aim.metric if advice.aim else None
-    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **data, **estimates, "sweep": sweep}
+    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **json_decoder.encode(data)}
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

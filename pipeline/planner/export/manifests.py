@@ -1,4 +1,4 @@
-"""A plan as files of cluster programs: a configuration of mig-parted, or manifests of Kubernetes.
+"""A plan as manifests of Kubernetes.
 
 `kubernetes` and `kai` have a Deployment for each service on each kind of instance, with a pod for each instance. `dra`
 (dynamic resource allocation) has a claim template and a Deployment for each kind of GPU, and a pod for each GPU with a
@@ -9,17 +9,15 @@ The user's container reads the plan from environment variables: `PROCESSES`, `BA
 process. Under `kubernetes` and `kai`, a pod requests its instance or undivided GPU as a resource of NVIDIA's device
 plugin with the strategy `mixed`.
 
-Sources: github.com/NVIDIA/mig-parted, api/spec/v1/spec.go (commit 28f9599), whose format has no placements (the driver
-places instances in the order of their profiles); github.com/NVIDIA/k8s-dra-driver-gpu, api/nvidia.com/resource/v1beta1;
-github.com/kai-scheduler/KAI-Scheduler, docs/gpu-sharing.
+Sources: github.com/NVIDIA/k8s-dra-driver-gpu, api/nvidia.com/resource/v1beta1; github.com/kai-scheduler/KAI-Scheduler,
+docs/gpu-sharing.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +27,7 @@ import yaml
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner.deployment import Gpu, Plan
+from pipeline.planner.deployment import Instance, Plan
 from pipeline.planner.export.experiment import deal_rates
 
 KUBERNETES, DRA, KAI = FORMATS = ("kubernetes", "dra", "kai")
@@ -155,49 +153,6 @@ def format_pods(plan: Plan, kind: str, name: str, source: str, options: PodOptio
     return yaml.safe_dump_all(manifests, sort_keys=False)
 
 
-def format_mig_parted(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
-    """Return mig-parted's configuration in YAML; with `gpus_per_node`, one for each node: `NAME-1`, `NAME-2`, ...
-
-    Raises:
-        ConfigError: the plan has no GPU, or the ids are not unique indexes.
-    """
-    gpus = plan.deployment.gpus
-    if not gpus:
-        raise ConfigError(f"{source}: has no GPU; export a plan with GPUs")
-    if gpus_per_node is not None and gpus_per_node < 1:
-        raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1; write the number of GPUs of a node")
-    indexes = _list_indexes(gpus, source)
-    per_node = gpus_per_node or max(indexes) + 1
-    nodes: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
-    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda pair: pair[0]):
-        node, device = divmod(index, per_node)
-        counts = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
-        nodes[node].setdefault(tuple(sorted(counts.items())), []).append(device)
-    configs = {
-        name if max(indexes) < per_node else f"{name}-{node + 1}": [
-            {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}
-            for profiles, devices in layouts.items()
-        ]
-        for node, layouts in nodes.items()
-    }
-    return yaml.safe_dump({"version": "v1", "mig-configs": configs}, sort_keys=False)
-
-
-def _list_indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
-    """Return the index of each GPU: its id, or the lowest unused index."""
-    for gpu in gpus:
-        if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
-            raise ConfigError(
-                f"{source}: id {gpu.id!r} is not a GPU index, which mig-parted needs; use indexes as ids in the plan, "
-                "or no ids"
-            )
-    indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
-    if len(set(indexes)) < len(indexes):
-        raise ConfigError(f"{source}: two GPUs have the same index; use a different index for each GPU")
-    free = (number for number in itertools.count() if number not in indexes)
-    return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]
-
-
 def _name_pods(kind: str, model: str, mode: str, containers: Sequence[Container]) -> str:
     if kind == DRA:
         return "-".join([model, mode, *(container.profile or container.service for container in containers)])
@@ -206,7 +161,7 @@ def _name_pods(kind: str, model: str, mode: str, containers: Sequence[Container]
     return "-".join([*parts, f"b{container.batch}"] if container.batch else parts)
 
 
-def _make_label(text: str, room: int = 0) -> str:
+def make_label(text: str, room: int = 0) -> str:
     """Return a valid label that resembles the text, with room for so many more characters."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
     return label or "plan"
@@ -215,14 +170,14 @@ def _make_label(text: str, room: int = 0) -> str:
 def _make_unique(names: Iterable[str]) -> Iterator[str]:
     """Yield a label for each name; equal labels are numbered from the second on."""
     counts: Counter[str] = Counter()
-    for label in (_make_label(name, room=4) for name in names):
+    for label in (make_label(name, room=4) for name in names):
         counts[label] += 1
         yield label if counts[label] == 1 else f"{label}-{counts[label]}"
 
 
 def _make_deployment(pods: PodSet, kind: str, plan: str, source: str, options: PodOptions) -> dict[str, Any]:
     """Return the Deployment of equal pods."""
-    labels = {_APP: pods.label, _PLAN: _make_label(plan)}
+    labels = {_APP: pods.label, _PLAN: make_label(plan)}
     annotations: dict[str, str] = {}
     spec: dict[str, Any] = {}
     if kind == KAI:
@@ -236,7 +191,7 @@ def _make_deployment(pods: PodSet, kind: str, plan: str, source: str, options: P
         if annotations and pods.mode == "mps":
             spec["volumes"] = [{"name": "mps", "hostPath": {"path": _PIPES, "type": "Directory"}}]
     services = [container.service for container in pods.containers]
-    names = _make_unique(services) if kind == DRA else map(_make_label, services)
+    names = _make_unique(services) if kind == DRA else map(make_label, services)
     spec["containers"] = [
         _make_container(container, name, options.images) | _request_device(pods, number, kind)
         for number, (container, name) in enumerate(zip(pods.containers, names, strict=True))
@@ -259,6 +214,17 @@ def _make_deployment(pods: PodSet, kind: str, plan: str, source: str, options: P
     }
 
 
+def list_variables(service: Container | Instance, rate_per_s: float | None) -> dict[str, str]:
+    """Return the environment variables from which a container or job reads the plan."""
+    figures = {
+        "PROCESSES": service.processes,
+        "BATCH_SIZE": service.batch,
+        "RATE_PER_S": rate_per_s,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": service.share_pct,
+    }
+    return {name: f"{figure:g}" for name, figure in figures.items() if figure is not None}
+
+
 def _make_container(container: Container, name: str, images: Mapping[str, str]) -> dict[str, Any]:
     """Return a container, which reads the plan from environment variables; ConfigError without an image."""
     image = images.get(container.service, images.get(""))
@@ -266,13 +232,7 @@ def _make_container(container: Container, name: str, images: Mapping[str, str]) 
         raise ConfigError(
             f"service {container.service} has no image; add --image IMAGE or --image {container.service}=IMAGE"
         )
-    variables = {
-        "PROCESSES": container.processes,
-        "BATCH_SIZE": container.batch,
-        "RATE_PER_S": container.rate_per_s,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": container.share_pct,
-    }
-    env = [{"name": key, "value": f"{figure:g}"} for key, figure in variables.items() if figure is not None]
+    env = [{"name": key, "value": text} for key, text in list_variables(container, container.rate_per_s).items()]
     return {"name": name, "image": image, "env": env}
 
 
@@ -339,7 +299,7 @@ def _make_claim_template(pods: PodSet, plan: str, interval: str) -> dict[str, An
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
-        "metadata": {"name": pods.label, "labels": {_PLAN: _make_label(plan)}},
+        "metadata": {"name": pods.label, "labels": {_PLAN: make_label(plan)}},
         "spec": {"spec": {"devices": devices}},
     }
 

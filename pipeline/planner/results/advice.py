@@ -1,26 +1,27 @@
-"""Advice on the sharing mode of jobs that were measured together, from the cells and verdicts of the report.
+"""Advice: whether the jobs of a case should share a GPU, in which mode, and what they gain.
 
-A mode is recommended if it is better than every other mode. If several modes are equal within the margin and better
-than the rest, the simplest of these modes is recommended. Otherwise, a reason is returned in place of advice.
+The 95 % interval of one ratio, paired in blocks, decides each question: to share or not by the speed-up of a mode over
+serial, and between two modes by the ratio of their speeds. Of modes that differ little, the simplest is recommended.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import enum
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.sharing_modes import SERIAL
+from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, TIMESLICE
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
-from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity, judge
-from pipeline.report.evaluate.metrics import MEAN_LATENCY, P99_LATENCY
+from pipeline.report.evaluate.cells import Case, Cell, group_places
+from pipeline.report.evaluate.contrasts import Contrast, contrast_cells, is_best_solo_serial, name_best_solo
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, MEAN_LATENCY, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
-    MARGIN_IN_WORDS,
+    MARGIN,
+    MIN_FOR_INTERVAL,
     MIN_GPUS,
     Estimate,
     blocks_needed,
@@ -28,157 +29,191 @@ from pipeline.report.evaluate.statistics import (
     format_interval,
     format_times,
 )
-from pipeline.report.evaluate.verdicts import find_slower_pairs
-from pipeline.report.evaluate.wording import describe_finding, describe_gpus, join_words
+from pipeline.report.evaluate.wording import describe_finding, describe_jobs, join_words
 from pipeline.report.page.table_format import format_estimate
+
+ALIKE = 0.2
+"""The largest difference between two modes at which the simpler one is recommended."""
+MOST_BLOCKS = 20
+"""The largest number of blocks that advice proposes to measure."""
+WIDTH = 100
+
+
+class Answer(enum.StrEnum):
+    """The answer to the question whether jobs should share a GPU."""
+
+    SHARE = "share"
+    ALONE = "one at a time"
+    OPEN = "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The metric by which the modes of a case are compared, with its table heading."""
+    """The metric by which the modes of a case are compared, in words."""
 
     metric: str
     words: str
     is_less_better: bool = False
 
 
-SPEED = Aim(SPEEDUP, "speed-up over serial")
-TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
-MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
-KEPT = Aim(SLOWDOWN, "slowdown next to the services", True)
+SPEED = Aim(SPEEDUP, "times serial")
+TAIL = Aim(P99_LATENCY, "ms of p99 latency", True)
+MEAN = Aim(MEAN_LATENCY, "ms of mean latency", True)
+RETAINED = Aim(SLOWDOWN, "times as long as alone, next to the services", True)
 """The aim for a mix of services and other jobs: the slowdown of the slowest other job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advice:
-    """The recommended mode of one case at one degree.
+    """The answer for one case at one degree.
 
     Attributes:
-        mode: recommended mode; `None` without a recommendation.
         aim: metric by which modes are compared; `None` if no metric is comparable.
-        figure: figure of the recommended mode for the aim.
-        runner_up: second-best mode.
-        over_runner_up: speed of the recommended mode relative to the runner-up in the same block.
-        because: reason for the recommendation, or reason why no mode is recommended.
-        changes: conditions under which another mode would be recommended, one sentence each.
-        not_considered: modes that cannot be recommended, with the reason.
-        undecided: modes that more blocks might separate; empty with a recommendation, or if blocks would not help.
-        blocks_needed: number of blocks that might separate the undecided modes; `None` if unknown.
+        cell: the recommended mode, or the best mode if none is recommended; `None` without a comparable mode.
+        rivals: contrasts of the recommended mode with each other mode, the fastest first.
+        reason: why no mode is comparable or fast enough; empty if the figures of `cell` say it.
+        changes: conditions under which another measured mode is better.
+        not_considered: modes that are never recommended, with the reason.
+        open_modes: modes to measure again, because a question is open that blocks could answer.
+        blocks_needed: number of blocks that would answer it; `None` if it is more than `MOST_BLOCKS` or unknown.
     """
 
     case: Case
     degree: int
-    device: str
-    mode: str | None = None
+    answer: Answer
     aim: Aim | None = None
-    figure: Estimate | None = None
-    runner_up: str | None = None
-    over_runner_up: Estimate | None = None
-    because: str = ""
+    cell: Cell | None = None
+    rivals: tuple[Contrast, ...] = ()
+    reason: str = ""
     changes: tuple[str, ...] = ()
     not_considered: tuple[str, ...] = ()
-    undecided: tuple[str, ...] = ()
+    open_modes: tuple[str, ...] = ()
     blocks_needed: int | None = None
 
+    @property
+    def mode(self) -> str | None:
+        """The recommended mode: a sharing mode or serial; `None` if the question is open."""
+        if self.answer is Answer.SHARE and self.cell is not None:
+            return self.cell.mode
+        return SERIAL.label if self.answer is Answer.ALONE else None
 
-@dataclass(slots=True)
-class _Place:
-    """A case at a degree.
+    @property
+    def speedup(self) -> Estimate | None:
+        """The speed-up of `cell` over serial."""
+        return self._estimate(SPEEDUP)
 
-    Attributes:
-        candidates: cells that can be recommended, the best first.
-        compared: contrasts of the best candidate with each other candidate, by mode.
+    @property
+    def slowdown(self) -> Estimate | None:
+        """The time of the slowest job relative to that of the same job alone."""
+        return self._estimate(SLOWDOWN)
+
+    @property
+    def energy(self) -> Estimate | None:
+        """The energy relative to that of the same work alone."""
+        return self._estimate(ENERGY_VS_ALONE)
+
+    @property
+    def figure(self) -> Estimate | None:
+        """The figure of `cell` for the aim."""
+        return self._estimate(self.aim.metric) if self.aim is not None else None
+
+    @property
+    def alike(self) -> dict[str, float]:
+        """The modes that differ little from the recommended one, with the largest possible difference."""
+        pairs = {pair.against: pair.ratio for pair in self.rivals if pair.ratio is not None}
+        bounds = {mode: bound_difference(ratio) for mode, ratio in pairs.items() if not is_above(ratio)}
+        return {mode: bound for mode, bound in bounds.items() if bound is not None and bound <= ALIKE}
+
+    def _estimate(self, name: str) -> Estimate | None:
+        return None if self.cell is None else self.cell.estimates.get(name)
+
+
+def is_above(ratio: Estimate | None) -> bool:
+    """Return whether the interval of a ratio is above 1, and its median by more than the margin."""
+    return ratio is not None and ratio.low is not None and ratio.low > 1 and ratio.median > 1 + MARGIN
+
+
+def bound_difference(ratio: Estimate) -> float | None:
+    """Return the largest difference that the interval of a ratio allows, such as 0.14; `None` without an interval."""
+    return None if not ratio.low or ratio.high is None else max(ratio.high, 1 / ratio.low) - 1
+
+
+def advise(cells: Sequence[Cell]) -> list[Advice]:
+    """Return an answer for each case of several jobs at each degree, in the order of the cells of a study.
+
+    Cells with a stressor are left out, because a stressor has no work that could gain.
     """
-
-    cells: Sequence[Cell]
-    aim: Aim | None
-    candidates: list[Cell]
-    not_considered: list[str]
-    compared: dict[str, Contrast] = field(default_factory=dict)
-
-    def find_ratio(self, mode: str) -> Estimate:
-        """Return the speed of the best candidate over that of another one."""
-        ratio = self.compared[mode].ratio
-        assert ratio is not None
-        return ratio
+    places = group_places([cell for cell in cells if not cell.has_stressor])
+    return [_advise_place(members) for (_, degree), members in places.items() if degree > 1]
 
 
-def advise(cells: Sequence[Cell], verdicts: Sequence[Contrast]) -> list[Advice]:
-    """Return advice for each case of several jobs at each degree, in the order of the cells of a study.
+def choose_degree(advices: Sequence[Advice]) -> Advice | None:
+    """Return the advice with the fewest jobs whose speed-up no larger number of jobs exceeds, of one case of copies.
 
-    Pairs of modes for which the report has no verdict, such as MIG and MPS with limits, are compared here.
+    `None` if the question is open for a number of jobs, if the jobs should not share, or if they are a mix.
     """
-    verdicts_at: dict[tuple[Case, int], list[Contrast]] = defaultdict(list)
-    for verdict in verdicts:
-        verdicts_at[verdict.case, verdict.degree].append(verdict)
-    places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
-    tested: list[tuple[_Place, Contrast]] = []
-    for key, place in places.items():
-        slower_pairs = find_slower_pairs(verdicts_at[key])
-        for other in place.candidates[1:]:
-            best = place.candidates[0]
-            if (reported := _find_verdict(place, other, verdicts_at[key])) is not None:
-                is_slower = (other.mode, best.mode) in slower_pairs
-                place.compared[other.mode] = replace(reported, decision=Decision.BETTER) if is_slower else reported
-            elif by_block := _compare_speed(place, other):
-                test = compare_pairs(select_independent(by_block, best.gpus))
-                pair = Contrast(
-                    cell=best, against=other.mode, ratios=by_block, ratio=test.ratio, other=other, test=test
-                )
-                tested.append((place, pair))
-    _compare(tested)
-    advices = {key: _advice(place) for key, place in places.items()}
-    kinds = {(cell.case, cell.degree, cell.mode): cell.sharing.label for cell in cells}
-    return [
-        replace(advice, changes=(*advice.changes, *_list_elsewhere(advice, advices, cells, kinds)))
-        for advice in advices.values()
-    ]
+    best: Advice | None = None
+    for advice in sorted(advices, key=lambda advice: advice.degree):
+        if advice.answer is Answer.OPEN or advice.case.is_mix or advice.aim is not SPEED:
+            return None
+        if advice.answer is Answer.SHARE and (best is None or _does_more_work(advice, best)):
+            best = advice
+    return best
 
 
-def _place(cells: Sequence[Cell]) -> _Place:
-    aim = _aim_of(cells)
-    no_figure = [] if aim is None else [cell for cell in cells if cell.is_ranked and aim.metric not in cell.estimates]
-    not_considered = [f"{cell.mode}: {describe_finding(cell)}" for cell in cells if not cell.is_ranked]
-    not_considered += [f"{cell.mode}: its baseline is missing" for cell in no_figure if cell.mode != SERIAL.label]
-    if aim is None:
-        return _Place(cells, None, [], not_considered)
-    candidates = [cell for cell in cells if cell.is_ranked and aim.metric in cell.estimates]
-    if aim is not SPEED:
-        # Serial is excluded, because services must run at the same time.
-        candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
-        missed = {cell.mode: words for cell in candidates if (words := _describe_shortfall(cell))}
-        not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
-        candidates = [cell for cell in candidates if cell.mode not in missed]
-    elif not any(cell.mode == SERIAL.label for cell in cells) and candidates:
-        candidates.append(_make_serial(candidates))
+def _does_more_work(advice: Advice, other: Advice) -> bool:
+    assert advice.cell is not None and other.cell is not None
+    pair = contrast_cells(advice.cell, other.cell, SPEEDUP)
+    return pair is not None and is_above(pair.ratio)
+
+
+def _advise_place(cells: Sequence[Cell]) -> Advice:
+    aim = _find_aim(cells)
+    obstacles = {cell.mode: _find_obstacle(cell, aim) for cell in cells if cell.mode != SERIAL.label}
+    advice = Advice(
+        case=cells[0].case,
+        degree=cells[0].degree,
+        answer=Answer.OPEN,
+        aim=aim,
+        not_considered=tuple(f"{mode}: {obstacle}" for mode, obstacle in obstacles.items() if obstacle),
+    )
+    candidates = [cell for cell in cells if cell.mode in obstacles and not obstacles[cell.mode]]
+    if aim is None or not candidates:
+        return _explain_no_comparison(advice, cells)
     sign = 1 if aim.is_less_better else -1
-    return _Place(cells, aim, sorted(candidates, key=lambda c: sign * c.estimates[aim.metric].median), not_considered)
+    candidates.sort(key=lambda cell: sign * cell.estimates[aim.metric].median)
+    # Services must run at the same time, so serial is no choice for them.
+    measured = [cell for cell in candidates if cell.estimates[aim.metric].low is not None]
+    if faster := [cell for cell in measured if aim is not SPEED or _beats_serial(cell)]:
+        return _recommend(advice, aim, candidates, faster)
+    advice = replace(advice, cell=candidates[0])
+    if aim is SPEED and all(_gains_nothing(cell) for cell in candidates):
+        return replace(advice, answer=Answer.ALONE)
+    needed = _estimate_blocks(candidates[0], candidates[0].values[aim.metric], MARGIN)
+    return replace(advice, open_modes=tuple(cell.mode for cell in candidates), blocks_needed=needed)
 
 
-def _aim_of(cells: Sequence[Cell]) -> Aim | None:
+def _find_aim(cells: Sequence[Cell]) -> Aim | None:
     metrics = {name for cell in cells for name in cell.estimates}
     if not any(cell.num_given for cell in cells):
         return SPEED if SPEEDUP in metrics else None
     if cells[0].case.is_mix and SLOWDOWN in metrics:
         # Without an objective, latency and throughput cannot be weighed against each other.
-        return KEPT if service_figures.OBJECTIVE_MET_WORST in metrics else None
+        return RETAINED if service_figures.OBJECTIVE_MET_WORST in metrics else None
     return TAIL if P99_LATENCY in metrics else MEAN if MEAN_LATENCY in metrics else None
 
 
-def _make_serial(candidates: Sequence[Cell]) -> Cell:
-    """Make the serial cell, which steady mixes lack; all speed-ups are relative to serial."""
-    values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
-    first = candidates[0]
-    one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
-    return replace(
-        first,
-        mode=SERIAL.label,
-        sharing=SERIAL,
-        detail="",
-        profiles=(),
-        values={SPEEDUP: values},
-        estimates={SPEEDUP: one},
-    )
+def _find_obstacle(cell: Cell, aim: Aim | None) -> str:
+    """Return why a mode cannot be recommended; empty if it can."""
+    if not cell.is_ranked:
+        return describe_finding(cell)
+    if aim is None:
+        return ""
+    if aim.metric not in cell.estimates:
+        return "its baseline is missing"
+    if aim is SPEED:
+        return cell.notes_on_gain[0] if cell.exceeds_ideal else ""
+    return _describe_shortfall(cell)
 
 
 def _describe_shortfall(cell: Cell) -> str:
@@ -193,152 +228,90 @@ def _describe_shortfall(cell: Cell) -> str:
     return ""
 
 
-def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
-    best, aim = place.candidates[0], place.aim
-    assert aim is not None
-    if aim.is_less_better:
-        return ratios(other, best, aim.metric)
-    return speed_ratios(best, other, best.speed)[0]
-
-
-def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Contrast]) -> Contrast | None:
-    """Return the contrast of the best candidate with another one, from the verdicts of the report."""
-    best = place.candidates[0].mode
-    if place.aim is KEPT:  # the report has no verdicts on mixes with services
-        return None
-    opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
-    for verdict in verdicts:
-        if verdict.ratio is None or verdict.quantity is not Quantity.SPEED:
-            continue
-        if (verdict.mode, verdict.against) == (best, other.mode):
-            return verdict
-        if (verdict.mode, verdict.against) == (other.mode, best):
-            decision = opposite.get(verdict.decision, verdict.decision)
-            return replace(verdict, ratio=_inverse(verdict.ratio), decision=decision)
-    return None
-
-
-def _compare(tested: Sequence[tuple[_Place, Contrast]]) -> None:
-    """Decide the pairs of modes without a verdict, with a separate p-value correction."""
-    tests = {pair: pair.test for _, pair in tested if pair.test is not None}
-    enough = [pair for pair, test in tests.items() if test.ratio.n >= (MIN_BLOCKS if pair.num_gpus == 1 else MIN_GPUS)]
-    judged = dict(zip(enough, judge(enough), strict=True))
-    for place, pair in tested:
-        decided = judged.get(pair, pair)
-        is_open = decided.decision is Decision.NO_VERDICT and pair.num_gpus == 1
-        num_blocks = blocks_needed(tests[pair], len(tested)) if is_open else None
-        place.compared[pair.against] = replace(decided, blocks_needed=num_blocks)
-
-
-def _advice(place: _Place) -> Advice:
-    first = place.cells[0]
-    advice = Advice(
-        case=first.case,
-        degree=first.degree,
-        device=first.device,
-        aim=place.aim,
-        not_considered=tuple(place.not_considered),
-    )
-    collocated_cells = [cell for cell in place.candidates if cell.mode != SERIAL.label]
-    if place.aim is None or len(place.candidates) < 2:
-        return replace(
-            advice, because=_explain_no_comparison(place), undecided=tuple(cell.mode for cell in collocated_cells)
-        )
-    best = place.candidates[0]
-    open_, equal = [], [best]
-    for cell in place.candidates[1:]:
-        compared = place.compared.get(cell.mode)
-        if compared is None or compared.decision in (Decision.NO_VERDICT, Decision.WORSE):
-            open_.append(cell)
-        elif compared.decision is Decision.EQUAL:
-            equal.append(cell)
-    if open_:
-        return _refuse(advice, place, open_)
-    recommended = min(equal, key=lambda cell: cell.sharing.order)
-    return _recommend(advice, place, recommended, equal)
-
-
-def _explain_no_comparison(place: _Place) -> str:
-    ranked = [cell.mode for cell in place.cells if cell.is_ranked]
+def _explain_no_comparison(advice: Advice, cells: Sequence[Cell]) -> Advice:
+    ranked = [cell for cell in cells if cell.is_ranked and cell.mode != SERIAL.label]
+    modes = tuple(cell.mode for cell in ranked)
     if not ranked:
-        return "no mode has a valid result"
-    if place.aim is None and any(cell.num_given for cell in place.cells):
-        if any(SLOWDOWN in cell.estimates for cell in place.cells):
-            return "latency and throughput cannot be weighed against each other; set an objective for the services"
-        return "no latency was measured, because requests were not answered or baselines are missing"
-    if place.aim is None:
-        return "the baselines are missing; measure with baseline=always"
-    if not place.candidates:
-        return "no mode sustains the rates and meets the objectives"
-    return f"only {place.candidates[0].mode} has a comparable result; measure another mode"
+        return replace(advice, reason="no sharing mode has a valid result")
+    if not any(cell.num_given for cell in cells):
+        if advice.aim is not None:
+            return replace(advice, reason="no mode has a valid speed-up", open_modes=modes)
+        reason = "the baselines are missing; measure with baseline=always"
+        return replace(advice, reason=reason, open_modes=modes, blocks_needed=MIN_BLOCKS)
+    if advice.aim is not None and all(map(_describe_shortfall, ranked)):
+        reason = "no mode sustains the rates and meets the objectives in every block; use more GPUs or lower rates"
+        return replace(advice, answer=Answer.ALONE, reason=reason)
+    if advice.aim is None and any(SLOWDOWN in cell.estimates for cell in cells):
+        reason = "latency and throughput cannot be weighed against each other; set an objective for the services"
+        return replace(advice, reason=reason)
+    reason = "no latency was measured, because requests were not answered or baselines are missing"
+    return replace(advice, reason=reason)
 
 
-def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
-    """Add the reason why no mode is recommended: the first mode that was not separated from the best mode."""
-    best = place.candidates[0].mode
-    names = [best, *(cell.mode for cell in open_)]
-    compared = [cell.mode for cell in open_ if cell.mode in place.compared]
-    if not compared:
-        return replace(advice, because=f"{join_words(names)} have no block in common", undecided=tuple(names))
-    first, ratio = place.compared[compared[0]], place.find_ratio(compared[0])
-    by = f"{best} is {format_times(ratio)} as fast as {open_[0].mode}"
-    if first.num_gpus > 1 and ratio.n < MIN_GPUS:
-        reason = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
-    elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
-        reason = f"{format_count(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
-    else:
-        blocks = format_count(first.num_blocks, "block") + describe_gpus(first.num_gpus)
-        reason = f"no verdict between {join_words(names)} after {blocks}"
-    beaten = [mode for mode, pair in place.compared.items() if pair.decision is Decision.BETTER]
-    if beaten:
-        by += f"; {best} is better than {join_words(beaten)}"
-    block_counts = [place.compared[mode].blocks_needed for mode in compared]
-    at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
+def _beats_serial(cell: Cell) -> bool:
+    # The best step mode alone is at least as fast as serial, which is one of the step modes.
+    return is_above(cell.estimates.get(SPEEDUP)) or is_above(cell.estimates.get(BEST_SOLO))
+
+
+def _gains_nothing(cell: Cell) -> bool:
+    high = cell.estimates[SPEEDUP].high
+    return high is not None and high < 1 + MARGIN
+
+
+def _compare(cell: Cell, other: Cell, aim: Aim) -> Contrast | None:
+    """Return how many times as good a mode is as another one for the aim."""
+    if aim is RETAINED:
+        pair = contrast_cells(other, cell, aim.metric)
+        return None if pair is None else replace(pair, cell=cell, other=other, against=other.mode)
+    return contrast_cells(cell, other, *(cell.speed if aim is SPEED else (aim.metric,)))
+
+
+def _estimate_blocks(cell: Cell, by_block: Mapping[int, float], margin: float, *, is_pair: bool = False) -> int | None:
+    """Estimate the number of blocks that tell whether ratios differ from 1 or are within a margin of it."""
+    if len(by_block) < MIN_FOR_INTERVAL:
+        return MIN_BLOCKS
+    num_gpus = len({cell.gpus.get(block) for block in by_block})
+    if num_gpus > 1:
+        return MIN_BLOCKS if num_gpus < MIN_GPUS else None
+    is_drifting = cell.is_drifting(by_block, is_symmetric=is_pair)
+    test = compare_pairs(select_independent(by_block, cell.gpus), is_drifting=is_drifting)
+    needed = blocks_needed(test, 1, margin)
+    return None if needed is None or needed > MOST_BLOCKS else max(needed, len(by_block) + 1)
+
+
+def _recommend(advice: Advice, aim: Aim, candidates: Sequence[Cell], faster: Sequence[Cell]) -> Advice:
+    """Recommend the simplest of the modes that no other mode beats, if they differ little from the best one."""
+    pairs = {
+        (cell.mode, other.mode): pair
+        for cell in candidates
+        for other in candidates
+        if cell is not other and (pair := _compare(cell, other, aim)) is not None
+    }
+    ratios = {modes: pair.ratio for modes, pair in pairs.items()}
+    unbeaten = [
+        cell for cell in faster if not any(is_above(ratios.get((other.mode, cell.mode))) for other in faster)
+    ] or list(faster)
+    similar = replace(advice, rivals=tuple(pair for (mode, _), pair in pairs.items() if mode == unbeaten[0].mode)).alike
+    cell = min(
+        (cell for cell in unbeaten if cell is unbeaten[0] or cell.mode in similar), key=lambda cell: cell.sharing.order
+    )
+    rivals = tuple(pair for (mode, _), pair in pairs.items() if mode == cell.mode)
+    advice = replace(advice, answer=Answer.SHARE, cell=cell, rivals=rivals)
+    unclear = [pair for pair in rivals if not is_above(pair.ratio) and pair.against not in advice.alike]
+    blocks = [_estimate_blocks(cell, pair.ratios, ALIKE, is_pair=True) for pair in unclear]
     return replace(
         advice,
-        because=f"{reason}: {by}",
-        undecided=tuple(names),
-        blocks_needed=at_least if None in block_counts else max([at_least or 0, *filter(None, block_counts)]),
+        open_modes=(cell.mode, *(pair.against for pair in unclear)) if unclear else (),
+        blocks_needed=None if None in blocks else max(filter(None, blocks), default=None),
+        changes=tuple(_list_changes(cell, [other for other in candidates if other is not cell])),
     )
 
 
-def _recommend(advice: Advice, place: _Place, recommended: Cell, equal: Sequence[Cell]) -> Advice:
-    best, aim = place.candidates[0], place.aim
-    assert aim is not None
-    rivals = [cell for cell in place.candidates if cell is not recommended]
-    second = rivals[0]
-    over = place.find_ratio(second.mode) if recommended is best else _inverse(place.find_ratio(recommended.mode))
-    alike = [cell.mode for cell in equal if cell is not recommended]
-    if alike:
-        because = f"as fast as {join_words(alike)} within {MARGIN_IN_WORDS}, and simpler"
-    else:
-        because = f"{format_times(over)} as fast as {second.mode}"
-    return replace(
-        advice,
-        mode=recommended.mode,
-        figure=recommended.estimates[aim.metric],
-        runner_up=second.mode,
-        over_runner_up=over,
-        because=because,
-        changes=tuple(_list_changes(recommended, second, over, rivals, is_equal=second.mode in alike)),
-    )
-
-
-def _list_changes(
-    recommended: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
-) -> Iterable[str]:
-    """Yield conditions under which another measured mode would be recommended."""
+def _list_changes(recommended: Cell, rivals: Sequence[Cell]) -> Iterator[str]:
+    """Yield conditions under which another measured mode is better."""
     if recommended.sharing.gives_up:
-        isolated = next((cell for cell in rivals if not cell.sharing.gives_up and cell.mode != SERIAL.label), None)
-        other = "another mode" if isolated is None else isolated.mode
-        yield f"{other} instead, if the jobs need {recommended.sharing.gives_up.partition(',')[0]}"
-    if is_equal:
-        yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {recommended.mode}"
-    else:
-        low, high = (None if bound is None else 100 * (1 - 1 / bound) for bound in (over.low, over.high))
-        loss_pct = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
-        interval = format_interval(loss_pct, ".0f")
-        yield f"{second.mode} instead, if {recommended.mode} loses {loss_pct.median:.0f} %{interval} of its speed"
+        isolated = next((cell.mode for cell in rivals if not cell.sharing.gives_up), "another mode")
+        yield f"{isolated}, if the jobs need {recommended.sharing.gives_up.partition(',')[0]}"
     energy = work_units.energy_of(recommended.unit) if recommended.unit else ""
     energy_words = f"energy per {work_units.format_singular(recommended.unit)}, in J" if recommended.unit else ""
     for name, words in (
@@ -346,47 +319,102 @@ def _list_changes(
         (SLOWDOWN, "slowdown of the slowest job"),
         (MEMORY_PEAK, "memory, in MiB"),
     ):
-        # Serial is excluded for slowdown and memory, because its figures are those of one job.
-        eligible = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
+        eligible = [cell for cell in rivals if name in cell.estimates]
         estimate = recommended.estimates.get(name)
         less = min(eligible, key=lambda cell: cell.estimates[name].median, default=None)
-        if estimate is None or less is None:
+        if estimate is None or less is None or estimate.low is None:
             continue
         least = less.estimates[name]
-        if least.high is not None and estimate.low is not None and least.high < estimate.low:
+        if least.high is not None and least.high * (1 + MARGIN) < estimate.low:
             yield f"{less.mode} for the least {words}: {format_estimate(least)} against {format_estimate(estimate)}"
 
 
-def _list_elsewhere(
-    advice: Advice,
-    advices: Mapping[tuple[Case, int], Advice],
-    cells: Sequence[Cell],
-    kinds: Mapping[tuple[Case, int, str], str],
-) -> Iterable[str]:
-    """Yield other degrees, and values of one parameter, for which the study recommends another sharing mode."""
-    if (best_mode := advice.mode) is None:
+def describe_advice(advice: Advice) -> str:
+    """Describe an answer in plain words: the answer, then indented lines, of at most `WIDTH` columns."""
+    jobs, answer = describe_jobs(advice.case, advice.degree), _describe_answer(advice)
+    details = [*_describe_costs(advice), *_describe_rivals(advice)]
+    details += [f"instead: {'; '.join(advice.changes)}"] if advice.changes else []
+    details += [textwrap.shorten(f"not considered: {mode}", WIDTH - 4) for mode in advice.not_considered]
+    if advice.cell is not None and (doubt := advice.cell.marks_of_rows):
+        details.append(textwrap.shorten(f"doubt: {doubt}", WIDTH - 4))
+    details += filter(None, [_describe_outlook(advice)])
+    is_short = len(f"{jobs}: {answer}") <= WIDTH
+    lines = [f"{jobs}: {answer}"] if is_short else [f"{jobs}:", wrap_line(answer)]
+    return "\n".join([*lines, *map(wrap_line, details)])
+
+
+def wrap_line(text: str) -> str:
+    """Indent a text and break it into lines of at most `WIDTH` columns."""
+    wrapper = textwrap.TextWrapper(WIDTH, " " * 4, " " * 6, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
+
+
+def _describe_answer(advice: Advice) -> str:
+    cell, figure = advice.cell, advice.figure
+    if advice.reason or cell is None or figure is None or advice.aim is None:
+        return f"{advice.answer}: {advice.reason}"
+    num_gpus = len(set(cell.gpus.values()))
+    basis = f"{num_gpus} GPUs" if num_gpus > 1 else format_count(figure.n, "block")
+    interval = format_interval(figure, ".2f").strip(" ()")
+    text = f"{figure.median:.2f} {advice.aim.words}"
+    if advice.aim is SPEED and cell.depends_on_host:
+        text += " on these hosts" if cell.has_several_hosts else " on this host"
+    text += f" ({'; '.join(filter(None, (interval, basis)))})"
+    if advice.answer is Answer.SHARE:
+        return f"{Answer.SHARE}, {cell.mode}: {text}"
+    return f"{advice.answer}: at best {cell.mode}, {text}"
+
+
+def _describe_costs(advice: Advice) -> Iterator[str]:
+    """Describe slowdown and energy, and one job at a time in a faster step mode."""
+    cell = advice.cell
+    if cell is None or advice.answer is not Answer.SHARE:
         return
-    place = (advice.case, advice.degree)
-
-    def other_kind(key: tuple[Case, int]) -> str | None:
-        other_advice = advices.get(key)
-        if other_advice is None or other_advice.mode is None:
-            return None
-        kind, other = (kinds.get((*at, mode), mode) for at, mode in ((place, best_mode), (key, other_advice.mode)))
-        return None if kind == other else other_advice.mode
-
-    for case, degree in advices:
-        if case == advice.case and (mode := other_kind((case, degree))) is not None:
-            yield f"{mode} for {degree} jobs"
-    of_degree = [cell for cell in cells if cell.degree == advice.degree and not cell.is_derived]
-    for swept in sweeps.numbers(of_degree, 2):
-        if not any(cell.case == advice.case for group in swept.cells.values() for cell in group):
-            continue
-        for tick, group in swept.cells.items():
-            if (mode := other_kind((group[0].case, advice.degree))) is not None:
-                yield f"{mode} at {swept.axis} {swept.ticks[tick]}"
+    parts = []
+    if (slowdown := advice.slowdown) is not None and advice.aim is SPEED:
+        parts.append(f"the slowest job takes {format_times(slowdown)} as long as alone")
+    if (energy := advice.energy) is not None:
+        parts.append(f"energy {format_times(energy)} that of the same work alone")
+    if parts:
+        yield "; ".join(parts)
+    if BEST_SOLO in cell.estimates and not is_best_solo_serial(cell):
+        yield from _describe_best_solo(
+            cell.estimates[BEST_SOLO], cell.estimate_inverse(BEST_SOLO), name_best_solo(cell)
+        )
 
 
-def _inverse(ratio: Estimate) -> Estimate:
-    low, high = (None if bound is None else 1 / bound for bound in (ratio.high, ratio.low))
-    return Estimate(median=1 / ratio.median, low=low, high=high, n=ratio.n)
+def _describe_best_solo(speed: Estimate, inverse: Estimate | None, name: str) -> Iterator[str]:
+    if is_above(speed):
+        yield f"{format_times(speed)} as fast as {name}, one job at a time"
+    elif inverse is not None and is_above(inverse):
+        yield f"still faster: {name}, one job at a time, {format_times(inverse)} as fast"
+
+
+def _describe_rivals(advice: Advice) -> Iterator[str]:
+    if advice.cell is None or advice.answer is not Answer.SHARE:
+        return
+    mode, alike = advice.cell.mode, advice.alike
+    if alike:
+        needs = ", and needs no daemon" if advice.cell.sharing in (NAIVE, TIMESLICE) else ""
+        names = " or ".join([mode, *alike])
+        yield f"{names}: at most {100 * max(alike.values()):.0f} % apart; {mode} is the simplest{needs}"
+    ratios = {pair.against: pair.ratio for pair in advice.rivals if pair.ratio is not None}
+    slower = [f"{format_times(ratio)} as fast as {name}" for name, ratio in ratios.items() if is_above(ratio)]
+    if slower:
+        yield f"{mode} is {join_words(slower)}"
+    for name, ratio in ratios.items():
+        if name not in alike and not is_above(ratio):
+            yield f"{mode} or {name} is open: {mode} is {format_times(ratio)} as fast"
+
+
+def _describe_outlook(advice: Advice) -> str:
+    """Describe what more blocks would tell about the open question; empty without one."""
+    if not advice.open_modes:
+        return ""
+    question = "which mode is faster" if advice.answer is Answer.SHARE else "whether to share"
+    if advice.blocks_needed is not None:
+        return f"{advice.blocks_needed} blocks would probably tell {question}"
+    text, figure = f"{MOST_BLOCKS} blocks would not tell {question}", advice.figure
+    if advice.answer is Answer.SHARE or advice.aim is not SPEED or figure is None or figure.high is None:
+        return text
+    return f"{text}; {advice.open_modes[0]} gains at most {100 * (figure.high - 1):.0f} %"

@@ -349,6 +349,7 @@ def _read_training(content: Mapping[str, Any], origin: str) -> Plan:
             cast(Any, str | None), content.get("profile_digest"), f"{origin}: profile_digest"
         ),
         is_simulated=input_files.decode(bool, content.get("is_simulated", False), f"{origin}: is_simulated"),
+        details={deployment.GROUPS_PER_GPU: [len(gpu.groups) for gpu in gpus]},
     )
     deployment.check(plan.deployment, origin)
     return plan

@@ -141,6 +141,11 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Traini
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
+    if not speeds.rows:
+        raise ConfigError(
+            f"{table.source}: has no row of {model.name}; choose --gpu {' or '.join(table.gpu_models)}, or measure the "
+            f"jobs on {model.name}"
+        )
     table_entry = mig_table.models().get(model.name)
     return TrainingProblem(
         jobs=content.jobs,
@@ -159,7 +164,7 @@ def _program(origin: str, job: Job, speeds: Speeds) -> Program:
     name = job.workload or job.name
     batches = list(dict.fromkeys(row.batch for row in speeds.rows if row.workload == name))
     if not batches:
-        workloads = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
+        workloads = ", ".join(sorted({row.workload for row in speeds.rows}))
         raise ConfigError(
             f"{origin}: the profile has no row of {name} on {speeds.model.name}; choose among {workloads}"
         )

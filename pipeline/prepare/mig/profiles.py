@@ -18,8 +18,6 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 
-SIMULATED = "simulated_"
-
 _NAME = re.compile(r"\d+g\.\d+gb(?P<suffix>.*)")
 # The fields of NVML's structure for `mig_table.ENGINES`.
 _ENGINE_FIELDS = ("copyEngineCount", "decoderCount", "encoderCount", "jpegCount", "ofaCount")
@@ -114,7 +112,7 @@ def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
 
 def find_gpu(selector: str) -> MigGpu:
     """Find a model of the table for `simulated_MODEL`, else a GPU with MIG on this machine, by index or UUID."""
-    return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_choose_device(selector))
+    return load_model(selector) if selector.startswith(mig_table.SIMULATED) else read_gpu(_choose_device(selector))
 
 
 def look_up(selector: str) -> tuple[str, MigGpu | None]:
@@ -129,7 +127,7 @@ def _choose_device(selector: str) -> Device:
     devices = nvml.list_devices()
     if not devices:
         raise ConfigError(
-            f"this machine has no NVIDIA GPU or no driver; install a driver, or use a model: --gpu {SIMULATED}a100_40gb"
+            "this machine has no NVIDIA GPU or no driver; install a driver, or use a model: --gpu simulated_a100_40gb"
         )
     return choose("--gpu", selector, devices)
 

@@ -15,13 +15,12 @@ from pipeline.base.domain.records import Result
 from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.group_record import GroupRecord
+from pipeline.record.group_record import Clock, GroupRecord
 from pipeline.record.invocation import spell_resume_command
-from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
-from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards import shard_states, slurm_arrays, task_messages
 from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, QueueState, Shard
 from pipeline.record.shards.slurm_arrays import Submission
-from pipeline.record.store import content
+from pipeline.record.store import content, results
 from pipeline.record.store.local_store import is_server
 
 _BESIDE = "hydra/launcher=beside"
@@ -160,7 +159,7 @@ def read_overview(location: Path | str, experiment: str, queue: Queue | None = N
         num_models=len(parts),
         shards=[shard for shards, _ in parts for shard in shards],
         seconds_left=(sum if _has_company(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
-        simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
+        simulated=sorted({run.device for run in itertools.chain(*of_models) if run.is_simulated}),
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),
         is_asked=bool(queued.arrays),
@@ -189,14 +188,14 @@ def _read_spooled(root: Path, experiment: str) -> dict[str, GroupRecord]:
     return {record.spool_id: record for record in ended if record.experiment == experiment}
 
 
-def _select_plans(location: Path | str, experiment: str, spooled: Mapping[str, GroupRecord]) -> list[list[GroupRun]]:
+def _select_plans(location: Path | str, experiment: str, spooled: Mapping[str, GroupRecord]) -> list[list[GroupRecord]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
     A model without a group has an empty list. A GPU alone and the same GPU with other busy GPUs count as two models.
     """
     planned = [
-        _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in group_runs.read_groups(location, experiment)
+        dataclasses.replace(run, facts=facts, result=spooled.get(run.spool_id, run).result)
+        for run in results.read_groups(location, experiment)
         for facts in _split_by_study(run)
     ]
     if not planned:
@@ -209,7 +208,7 @@ def _select_plans(location: Path | str, experiment: str, spooled: Mapping[str, G
             "experiment of the study, whose name has no _company"
         )
     study = _identify_study(newest)
-    plans: dict[str, list[GroupRun]] = defaultdict(list)
+    plans: dict[str, list[GroupRecord]] = defaultdict(list)
     for run in planned:
         if run.facts["plan"] == newest["plan"] or _identify_study(run.facts) == study:
             plans[run.facts["plan"]].append(run)
@@ -217,10 +216,9 @@ def _select_plans(location: Path | str, experiment: str, spooled: Mapping[str, G
     return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.find_model)
 
 
-def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    plans = [run.facts, *({**run.facts, **later} for later in run.later_plans)]
-    newest_first = reversed([facts for facts in plans if "plan_shards" in facts])
-    by_study: dict[str, Mapping[str, str]] = {}
+def _split_by_study(run: GroupRecord) -> Collection[dict[str, str]]:
+    newest_first = reversed([facts for facts in run.plan_facts if "plan_shards" in facts])
+    by_study: dict[str, dict[str, str]] = {}
     for facts in newest_first:
         by_study.setdefault(_identify_study(facts), facts)
     return [*by_study.values()][::-1]
@@ -237,11 +235,11 @@ def _identify_study(facts: Mapping[str, str]) -> str:
     return facts.get("plan_any_gpu", facts["plan"])
 
 
-def _find_study_command(run: GroupRun) -> str:
+def _find_study_command(run: GroupRecord) -> str:
     return slurm_arrays.identify_study(run.facts.get("command_line", ""))
 
 
-def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) -> bool:
+def _is_another(submitted: Submission, newest: GroupRecord, queue: Queue | None) -> bool:
     """Return whether the newest submission is another study than the newest group's, or has a changed program."""
     if submitted.time_ms <= newest.start_ms:
         return False
@@ -252,15 +250,16 @@ def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) ->
     return has_changed and bool(QueueState.read([], queue, submitted).states)
 
 
-def _make_pending_run(submitted: Submission) -> GroupRun:
+def _make_pending_run(submitted: Submission) -> GroupRecord:
     """Return a placeholder run for a study of which no group has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
     facts |= {"plan_shards": format_sizes([0] * submitted.num_shards)}
-    return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
+    clock = Clock(wall_ns=0, monotonic_ns=0)
+    return GroupRecord(name="", spool_id="", experiment="", clock=clock, start_ns=0, jobs=(), facts=facts)
 
 
 def _make_parts(
-    of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
+    of_models: Sequence[Sequence[GroupRecord]], newest: GroupRecord, queued: QueueState
 ) -> list[tuple[list[Shard], float | None]]:
     sizes = parse_sizes(newest.facts["plan_shards"])
     parts = []
@@ -272,12 +271,6 @@ def _make_parts(
             shards = [dataclasses.replace(shard, model=f"{shard.model} {surroundings}") for shard in shards]
         parts.append((shards, left_s))
     return parts
-
-
-def _update_from_spool(run: GroupRun, record: GroupRecord | None) -> GroupRun:
-    if record is None or record.result is None:
-        return run
-    return dataclasses.replace(run, status=record.status, facts={**run.facts, "result": record.result.value})
 
 
 def _make_line_key(shard: Shard) -> tuple[str, str, str, int]:

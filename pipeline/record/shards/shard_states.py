@@ -17,8 +17,6 @@ from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.system import host_info, squeue
 from pipeline.base.system.errors import CommandError
 from pipeline.record.group_record import GroupRecord
-from pipeline.record.shards import group_runs
-from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import results, run_artifacts
 from pipeline.record.store.content import RunContent, make_group_tags
@@ -52,7 +50,7 @@ class Shard:
     model: str
     state: str
     num_groups: int
-    results: Mapping[str, int]
+    results: Mapping[Result, int]
     host: str = ""
     gpu: str = ""
     last_ms: int | None = None
@@ -84,7 +82,7 @@ class QueueState:
     unasked: str = ""
 
     @classmethod
-    def read(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
+    def read(cls, runs: Sequence[GroupRecord], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
         """Query the arrays of these runs and of the submission; if there are several clusters, only the newest."""
         run_tasks = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
         tasks = [*run_tasks, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else run_tasks
@@ -97,7 +95,7 @@ class QueueState:
         except CommandError as error:
             return cls(unasked=str(error))
 
-    def update(self, shard: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
+    def update(self, shard: Shard, runs: Sequence[GroupRecord], arrays: Collection[str]) -> Shard:
         """Return a shard with the states of its tasks in these arrays; a resubmitted shard has several tasks."""
         tasks = (squeue.name_task(array, shard.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
@@ -111,7 +109,7 @@ class QueueState:
         is_lost = shard.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
         return dataclasses.replace(shard, state=LOST) if is_lost else shard
 
-    def is_gone(self, run: GroupRun) -> bool:
+    def is_gone(self, run: GroupRecord) -> bool:
         """Return whether the task of a run has left the queue; Slurm may hide other users' tasks."""
         task = _parse_task(run)
         is_shown = os.getuid() == 0 or run.facts.get("user") == host_info.user_name()
@@ -119,20 +117,20 @@ class QueueState:
         return task is not None and task[1] in self.arrays and is_shown and not is_queued
 
 
-def _parse_task(run: GroupRun) -> tuple[str, str] | None:
+def _parse_task(run: GroupRecord) -> tuple[str, str] | None:
     """Return cluster and job array of the Slurm task that ran a group; `None` without Slurm."""
     cluster, is_given, task = run.facts.get("slurm_task", "").rpartition("/")
     return (cluster, task.partition("_")[0]) if is_given else None
 
 
-def find_model(runs: Sequence[GroupRun]) -> str:
+def find_model(runs: Sequence[GroupRecord]) -> str:
     """Return the GPU model on which the runs of one plan ran."""
-    return runs[0].facts.get("device", "") if runs else ""
+    return runs[0].device if runs else ""
 
 
-def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueState) -> list[Shard]:
+def read_shards(sizes: Sequence[int], runs: Sequence[GroupRecord], queued: QueueState) -> list[Shard]:
     """Return the shards of a plan; `sizes` contains the number of groups of each shard."""
-    by_shard: dict[int, list[GroupRun]] = defaultdict(list)
+    by_shard: dict[int, list[GroupRecord]] = defaultdict(list)
     for run in runs:
         by_shard[int(run.facts["plan_shard"])].append(run)
     model = find_model(runs)
@@ -141,29 +139,27 @@ def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueSta
     return [queued.update(shard, by_shard[shard.number], arrays) for shard in shards]
 
 
-def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
+def select_arrays(runs: Sequence[GroupRecord], queued: QueueState) -> set[str]:
     """Return the job arrays that may have tasks of a plan: arrays that ran its groups, and arrays without groups."""
     return {task[1] for run in runs if (task := _parse_task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
-def estimate_seconds_left(shards: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
+def estimate_seconds_left(shards: Sequence[Shard], runs: Sequence[GroupRecord]) -> float | None:
     """Estimate the time for a plan's missing groups on the GPUs that are busy now; `None` if no group has ended."""
     num_left = sum(shard.num_groups - shard.num_found for shard in shards if shard.state != DONE)
     if not num_left:
         return 0.0
-    took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.facts.get("result") == Result.OK]
+    took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.result is Result.OK]
     at_work = max(1, sum(shard.state == RUNNING for shard in shards))
     return fmean(took) / 1000 * num_left / at_work if took else None
 
 
-def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) -> Shard:
-    states = merge_same(MachineState.from_facts(run.facts) for run in runs)
-    attempts: dict[MachineState, list[GroupRun]] = defaultdict(list)
-    counting = group_names.drop_superseded(
-        reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result"))
-    )
+def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRecord]) -> Shard:
+    states = merge_same(run.machine_state for run in runs)
+    attempts: dict[MachineState, list[GroupRecord]] = defaultdict(list)
+    counting = group_names.drop_superseded(reversed(runs), lambda run: (run.digest, run.result))
     for run in reversed(counting):
-        attempts[states[MachineState.from_facts(run.facts)]].append(run)
+        attempts[states[run.machine_state]].append(run)
     if not attempts:
         return Shard(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: Counter(_collect_results(members).values()) for origin, members in attempts.items()}
@@ -172,7 +168,7 @@ def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) ->
         return _count_findings(ended[origin]), _find_last_ms(attempts[origin])
 
     best = max(attempts, key=rank)
-    newest = attempts[best][-1].facts
+    newest = attempts[best][-1]
     running = [run.name for run in runs if run.status == "RUNNING"]
     state = DONE if _count_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
     return Shard(
@@ -181,30 +177,28 @@ def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) ->
         state=state,
         num_groups=size,
         results=dict(ended[best]),
-        host=newest.get("host", ""),
-        gpu=newest.get("gpu_uuid", ""),
+        host=newest.facts.get("host", ""),
+        gpu=newest.gpu_uuid,
         last_ms=_find_last_ms(attempts[best]),
         group=running[-1] if running and state != DONE else "",
     )
 
 
-def _collect_results(members: Sequence[GroupRun]) -> dict[str, str]:
+def _collect_results(members: Sequence[GroupRecord]) -> dict[str, Result]:
     """Return the result of each group, by digest: the final result if the group has one, otherwise the newest."""
-    results: dict[str, str] = {}
+    results: dict[str, Result] = {}
     for run in members:
-        result, digest = run.facts.get("result", ""), run.facts.get("digest", "")
-        if run.status != "RUNNING" and result in set(Result):
-            is_settled = digest in results and Result(results[digest]).is_finding
-            if not is_settled or Result(result).is_finding:
-                results[digest] = result
+        is_settled = run.digest in results and results[run.digest].is_finding
+        if run.result is not None and (run.result.is_finding or not is_settled):
+            results[run.digest] = run.result
     return results
 
 
-def _count_findings(results: Mapping[str, int]) -> int:
-    return sum(times for result, times in results.items() if Result(result).is_finding)
+def _count_findings(results: Mapping[Result, int]) -> int:
+    return sum(times for result, times in results.items() if result.is_finding)
 
 
-def _find_last_ms(members: Sequence[GroupRun]) -> int:
+def _find_last_ms(members: Sequence[GroupRecord]) -> int:
     return max(run.end_ms or run.start_ms for run in members)
 
 
@@ -220,9 +214,8 @@ def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: 
     running = _find_running(store, experiment, silent_s=0)
     of_plan = [group for group in running if (group.facts.get("plan"), group.shard) == (plan, shard)]
     alike = [group for group in running if group.program_digest in programs and group not in of_plan]
-    of_other_plans = [(group, group_runs.convert_record(group)) for group in alike]
-    queued = QueueState.read([run for _, run in of_other_plans], squeue.read_cluster_states)
-    return _close(store, [*of_plan, *(group for group, run in of_other_plans if queued.is_gone(run))])
+    queued = QueueState.read(alike, squeue.read_cluster_states)
+    return _close(store, [*of_plan, *filter(queued.is_gone, alike)])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.package_locks import make_portable
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import announce, format_count
 from pipeline.clean import temporary_folder
 from pipeline.record import group_folder, group_record
 from pipeline.record.group_record import GroupRecord
@@ -29,6 +29,7 @@ _SERIES_POINTS = 10_000
 """Most points of a series that an import sends to MLflow: those that the exported store had."""
 
 
+@announce("writing the bundle")
 def export(store: Store, experiment: str, file: Path) -> int:
     """Write the bundle of an experiment; return its number of groups.
 

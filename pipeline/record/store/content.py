@@ -33,6 +33,7 @@ MAX_BYTES = 500_000
 _REFUSED_FILE = re.compile(rf"^\.\.|(^|/){re.escape(TORN)}[^/]*$")
 _CHANGED_IN_ADDRESS = re.compile(r"[#?%\\\x00-\x1f\x7f\ud800-\udfff]")
 
+_MARKED = "\u26a0 "
 CUT = f" ... [cut: the whole value is in {LONG_VALUES}]"
 
 Point = tuple[int, int, float]
@@ -226,10 +227,11 @@ def make_job_tags(record: GroupRecord, job: JobRecord) -> dict[str, str]:
 
 
 def describe_ending(record: GroupRecord, run: RunRecord) -> str:
-    """Return MLflow's description of an ended group, or of one of its jobs."""
+    """Return MLflow's description of an ended group, or of one of its jobs; it begins with a sign if it has a mark."""
     marks = record.marks if run is record else NO_MARKS
     assert run.result is not None
-    return format_line(run.result, run.reason, run.metrics, marks=marks, is_simulated=record.is_simulated)
+    line = format_line(run.result, run.reason, run.metrics, marks=marks, is_simulated=record.is_simulated)
+    return f"{_MARKED}{line}" if marks.text else line
 
 
 def _make_common_tags(record: GroupRecord) -> dict[str, str]:

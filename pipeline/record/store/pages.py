@@ -16,6 +16,8 @@ from pipeline.base.domain.tags import GROUP, Tag
 _VIEW = "collocation"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
+_CREATED = "runDateAndNestInfo"
+"""The column of the time and the icon of the status, which MLflow always shows."""
 _FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
 _MOST_CHARACTERS = 5000  # limit of a tag's value on servers of older versions; 20,000 in 3.17
 _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
@@ -36,26 +38,26 @@ def _view(in_order: Sequence[str]) -> str:
     figures = [*map(work_units.total_of, in_order), *_FIGURES, *map(work_units.energy_of, in_order)]
     axes = {"xaxis": {"type": "PARAM", "key": "degree"}, "yaxis": {"type": "METRIC", "key": "speedup_vs_serial_ratio"}}
     charts = [_card("SCATTER", "by_degree") | axes, *(_card("BAR", name) | {"metricKey": name} for name in figures)]
-    # Column widths in pixels, in order. The first and the last column are always present.
-    widths = {
-        "attributes.`Run Name`": 190,
+    # Column widths in pixels, in order. A description begins with the mark of its row, and MLflow's assistant covers
+    # the right quarter of a page, so the mark and the first figures need a narrow column at the left.
+    selected = {
+        "attributes.`Description`": 130,
+        **{f"metrics.`{name}`": 100 for name in figures},
+        "params.`degree`": 70,
+        "params.`scenario`": 85,
+        f"tags.`{Tag.BLOCK}`": 120,
+        f"tags.`{Tag.RESULT}`": 125,
         f"tags.`{Tag.DEVICE}`": 190,
         f"tags.`{Tag.SIMULATED}`": 150,
-        f"tags.`{Tag.RESULT}`": 125,
-        "params.`scenario`": 85,
-        "params.`degree`": 70,
-        f"tags.`{Tag.BLOCK}`": 120,
-        **{f"metrics.`{name}`": 120 for name in figures},
-        "attributes.`Description`": 420,
-        "duration": 90,
     }
+    widths = {"attributes.`Run Name`": 210, _CREATED: 50, **selected, "duration": 90}
     return json.dumps(
         {
             # Jobs appear below their groups only if runs are sorted by time; the page of a group links to them.
             "searchFilter": f"tags.`{Tag.ROLE}` = '{GROUP}'",
             "orderByKey": f"tags.`{Tag.RUN_NAME}`",
             "orderByAsc": True,
-            "selectedColumns": list(widths)[1:-1],
+            "selectedColumns": list(selected),
             "columnOrder": list(widths),
             "columnWidths": widths,
             "runsHiddenMode": "SHOW_ALL",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base.domain import layout, mig_table, work_units
+from pipeline.base.domain import group_names, layout, mig_table, work_units
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import thin_points
 from pipeline.base.domain.script_runs import TORN, read_script_runs
@@ -37,7 +37,7 @@ from pipeline.record import group_folder, group_record, sample_series
 from pipeline.record.group_record import GroupRecord, JobRecord, RunRecord
 from pipeline.record.sample_series import About, Series, SeriesKey
 from pipeline.record.store import content, run_artifacts
-from pipeline.record.store.content import Point, RunContent, can_keep_file
+from pipeline.record.store.content import MAX_KEY, Point, RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
@@ -437,9 +437,10 @@ def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> Run
 
     def ensure(key: str, run: RunRecord, described: RunContent, tags: dict[str, str]) -> str:
         if key not in run_ids:
-            tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
+            name = _name_group_run(store, experiment_id, record) if run is record else run.name
+            tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: name}
             tags |= described.tags  # setting tags on creation takes a third of the time of setting them later
-            created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
+            created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, name)
             run_ids[key] = str(created.info.run_id)
             keep()
         return run_ids[key]
@@ -455,6 +456,33 @@ def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> Run
         for job in record.jobs
     }
     return RunIds(parent, children)
+
+
+def _name_group_run(store: Store, experiment_id: str, record: GroupRecord) -> str:
+    """Return the name that MLflow shows: with what differs from the first group of the experiment with this name."""
+    if '"' in record.name:  # cannot be part of MLflow's condition
+        return record.name
+    condition = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RUN_NAME}` = \"{record.name}\""
+    stored = store.client.search_runs([experiment_id], condition, max_results=1, order_by=["attributes.start_time"])
+    if not stored or stored[0].data.tags.get(stored_name(Tag.KEY)) == record.key:
+        return record.name
+    first = None
+    with suppress(TrackingError):  # a damaged record
+        first = run_artifacts.find_record(store, stored[0].info.run_id)
+    if first is None or first.device != record.device:  # the table has a column for the device
+        return record.name
+    facts = _list_named_facts(record)
+    keys = group_names.find_differing_keys([facts, _list_named_facts(first)])
+    texts = [f"{key}={facts[key]}".rstrip("=") if key in facts else f"no {key}" for key in keys]
+    return f"{record.name} ({', '.join(texts) or f'digest {record.key[:6]}'})"[:MAX_KEY]
+
+
+def _list_named_facts(record: GroupRecord) -> dict[str, str]:
+    params = [group_names.spell_flags(group_names.list_program_params(job.params)) for job in record.jobs]
+    values = {key: dict.fromkeys(job[key] for job in params if key in job) for job in params for key in job}
+    values.pop(group_names.ENVIRONMENT, None)  # a digest means nothing to a reader
+    options = {key: str(value) for key, value in record.options.items()}
+    return {key: ",".join(texts) for key, texts in values.items()} | options | record.settings
 
 
 def _find_known_runs(store: Store, folder: Path, record: GroupRecord, experiment_id: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
@@ -25,7 +26,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count, list_first
+from pipeline.base.system.words import announce, format_count, list_first
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.case_matching import (
     MatchedCase,
@@ -47,7 +48,7 @@ from pipeline.report.evaluate.metrics import (
     Metric,
 )
 from pipeline.report.evaluate.selector import name_cell
-from pipeline.report.evaluate.statistics import MIN_GPUS, Estimate
+from pipeline.report.evaluate.statistics import MARGIN, MIN_GPUS, Estimate
 from pipeline.report.evaluate.wording import describe_finding
 from pipeline.report.read.environments import read_packages
 from pipeline.report.read.rows import FACTS
@@ -63,6 +64,13 @@ _NOT_COMPARED = {"command_line", "plan", "seed", "precision_goal_pct"}
 """Facts that differ between any two studies, or are settings of cases."""
 _NOT_RECORDED = "not recorded"
 _MOST_NAMED = 3
+_NO_METRIC = Metric(name="", title="")
+"""The quantity of a case in which nothing is compared."""
+_LEAST_MOVED, _MOVED_SHARE = 3, 0.75
+"""The least number and share of the cases that wait for the host, whose change shows that the host changed.
+
+Not all change, because some cases that scatter like the host fill the GPU most of the time.
+"""
 
 
 class Change(enum.StrEnum):
@@ -76,6 +84,7 @@ class Change(enum.StrEnum):
     UNDECIDED = "undecided"
     TOO_FEW = "nothing can be told"
     FAILS = "fails now"
+    NO_FIGURE = "no figure now"
     NOT_COMPARED = "not compared"
 
     @property
@@ -92,13 +101,10 @@ _CHANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The figures of one case in one mode and one study; a figure that was not measured is `None`."""
+class MeasuredCells(MeasuredCase):
+    """A case with its cells, by sharing mode."""
 
-    figure: Estimate | None
-    over_serial: Estimate | None
-    over_best_solo: Estimate | None
-    num_blocks: int
+    cells: Mapping[str, Cell]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,43 +112,80 @@ class CaseChange:
     """The comparison of one case in one sharing mode between a reference and the newest study.
 
     Attributes:
-        consists: the workloads of a mix.
-        measure: title of the compared figure; empty if nothing is compared.
-        unit: its unit; empty for a ratio.
-        ratio: speed of the newest study over that of the reference, or energy over energy.
-        decided_by: title of the quantity that decides, if it is not the figure, and its ratio.
-        is_drifting: whether `DRIFT_BLOCKS` blocks count as one in `ratio`.
         tolerance: the relative difference that is tolerated.
-        p_adjusted: p value of the test that decides, after correction; `None` without a test.
-        blocks_needed: estimated number of blocks of each study for a verdict; `None` if decided or unknown.
+        metric: the compared quantity.
+        figure: contrast of this quantity; `None` if it is missing on a side.
+        gain: contrast of the quantity that decides instead.
         note: why nothing can be told or compared.
-        differs: settings in which the newest study differs.
+        p_adjusted: p value of the test that decides, after correction; `None` without a test.
     """
 
-    label: str
-    degree: int
-    consists: str
+    case: MatchedCase[MeasuredCells]
     mode: str
-    quantity: Quantity
-    measure: str
-    unit: str
-    before: Figures
-    after: Figures
-    ratio: Estimate | None
-    decided_by: str
-    decided_by_ratio: Estimate | None
-    is_drifting: bool
     tolerance: float
-    p_adjusted: float | None
-    blocks_needed: int | None
-    change: Change
-    note: str
-    differs: str
+    quantity: Quantity = Quantity.SPEED
+    metric: Metric = _NO_METRIC
+    figure: Contrast | None = None
+    gain: Contrast | None = None
+    change: Change = Change.NOT_COMPARED
+    note: str = ""
+    p_adjusted: float | None = None
 
     @property
     def name(self) -> str:
         """The case with its number of jobs and its mode: `7 x resnet26 bs32, MPS`."""
-        return name_cell(self.label, self.degree, self.mode, is_mix=bool(self.consists))
+        return name_cell(self.case.label, self.case.degree, self.mode, is_mix=bool(self.case.consists))
+
+    @property
+    def cells(self) -> tuple[Cell, Cell]:
+        """The cell of the reference, and that of the newest study."""
+        return self.case.members[0].cells[self.mode], self.case.members[1].cells[self.mode]
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """The speed of the newest study over that of the reference, or energy over energy."""
+        return None if self.figure is None else self.figure.ratio
+
+    @property
+    def is_tested(self) -> bool:
+        """True if both sides have enough blocks or GPUs, on hosts that can be compared."""
+        return self.p_adjusted is not None
+
+    @property
+    def is_drifting(self) -> bool:
+        """True if the case waits for its host, so `DRIFT_BLOCKS` blocks count as one in `ratio`."""
+        test = None if self.figure is None else self.figure.test
+        return self.is_tested and test is not None and test.is_drifting
+
+    @property
+    def has_loss(self) -> bool:
+        """True if the reference has a speed that the newest study could lose."""
+        return self.quantity is Quantity.SPEED and self.change is not Change.NOT_COMPARED
+
+    @property
+    def loss_bound(self) -> float | None:
+        """The largest loss of speed in the interval, as a share; `None` if no loss can be excluded."""
+        low = self.ratio.low if self.ratio is not None and self.is_tested and self.has_loss else None
+        return None if low is None else max(0.0, 1 - low)
+
+    @property
+    def before(self) -> Estimate | None:
+        """The figure of the reference."""
+        return self.cells[0].figures.get(self.metric.name)
+
+    @property
+    def after(self) -> Estimate | None:
+        """The figure of the newest study."""
+        return self.cells[1].figures.get(self.metric.name)
+
+    @property
+    def differs(self) -> str:
+        """The settings in which the newest study differs."""
+        return self.case.differs[1]
+
+    def count_blocks(self, side: int) -> int:
+        """Count the blocks with a figure of the reference (side 0) or of the newest study (side 1)."""
+        return len(self.cells[side].values.get(self.metric.name, ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,47 +201,43 @@ class StudyComparison:
     missing: tuple[str, ...]
     added: tuple[str, ...]
 
+    @property
+    def host_change(self) -> str:
+        """The change of the host: `the host differs (0.72 times, 11 of 12 cases that wait for it), ...`.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCells(MeasuredCase):
-    """A case with its cells, by sharing mode."""
+        It is empty unless most cases that wait for the host changed in one direction, and no other case changed.
+        """
+        ratios: dict[bool, list[float]] = {True: [], False: []}
+        for change in self.changes:
+            # A ratio of a mix, to serial, holds for one host.
+            if change.has_loss and change.is_tested and change.metric.unit and change.ratio:
+                ratios[change.is_drifting].append(change.ratio.median)
+        waiting, filling = ratios[True], ratios[False]
+        slower, faster = ([r for r in waiting if r < 1 / (1 + MARGIN)], [r for r in waiting if r > 1 + MARGIN])
+        moved = max(slower, faster, key=len)
+        is_gpu_equal = filling and 1 / (1 + MARGIN) <= min(filling) <= max(filling) <= 1 + MARGIN
+        if len(moved) < max(_LEAST_MOVED, _MOVED_SHARE * len(waiting)) or not is_gpu_equal:
+            return ""
+        cases = f"{len(moved)} of {len(waiting)} cases that wait for it"
+        return f"the host differs ({median(moved):.2f} times, {cases}), not the GPU ({median(filling):.3f} times)"
 
-    cells: Mapping[str, Cell]
+
+def find_worst_bound(changes: Iterable[CaseChange]) -> CaseChange | None:
+    """Return the case with the largest loss that its interval does not exclude; `None` without any bound.
+
+    No case lost more than this, with the confidence of one interval and without a correction: the interval of the case
+    that truly lost most fails with this probability, and the largest bound is not below its bound (an
+    intersection-union test).
+    """
+    bounds = [change for change in changes if change.loss_bound is not None]
+    return max(bounds, key=lambda change: change.loss_bound or 0.0, default=None)
 
 
 class Side(NamedTuple):
-    """The measured cases of a study, and the titles of its quantities."""
+    """The measured cases of a study, and its quantities by name."""
 
     cases: Sequence[MeasuredCells]
-    titles: Mapping[str, Metric]
-
-
-class _Pair(NamedTuple):
-    """Two cells of one case and mode, and the contrast of their figures.
-
-    Attributes:
-        name: name of the compared quantity; empty if nothing is compared.
-        figure: contrast of this quantity; `None` if it is missing on a side.
-        gain: contrast of the quantity that decides instead.
-        change, note: the outcome without a verdict, and its reason.
-        verdict: the deciding contrast with its decision.
-    """
-
-    case: MatchedCase[MeasuredCells]
-    mode: str
-    tolerance: float
-    quantity: Quantity = Quantity.SPEED
-    name: str = ""
-    figure: Contrast | None = None
-    gain: Contrast | None = None
-    change: Change = Change.NOT_COMPARED
-    note: str = ""
-    verdict: Contrast | None = None
-
-    @property
-    def cells(self) -> tuple[Cell, Cell]:
-        """The cell of the reference, and that of the newest study."""
-        return self.case.members[0].cells[self.mode], self.case.members[1].cells[self.mode]
+    metrics: Mapping[str, Metric]
 
 
 def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str], float]) -> list[StudyComparison]:
@@ -212,17 +251,16 @@ def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str
     return compare_sides([make_side(reference) for reference in references], make_side(newest), tolerance)
 
 
+@announce("comparing the studies")
 def compare_sides(references: Sequence[Side], newest: Side, tolerance: Callable[[str], float]) -> list[StudyComparison]:
     """Compare the sides of studies, as `compare` does."""
     drafts = [_pair_studies(reference, newest, tolerance) for reference in references]
-    judged = _judge([pair for _, pairs in drafts for pair in pairs])
-    num_tests = sum(pair.verdict is not None for pair in judged)
-    remaining, comparisons = iter(judged), []
-    for reference, (comparison, pairs) in zip(references, drafts, strict=True):
-        titles = {**reference.titles, **newest.titles}
-        changes = [_describe(pair, titles, num_tests) for pair in itertools.islice(remaining, len(pairs))]
+    judged = iter(_judge([change for draft in drafts for change in draft.changes]))
+    comparisons = []
+    for draft in drafts:
+        changes = list(itertools.islice(judged, len(draft.changes)))
         ordered = tuple(sorted(changes, key=lambda change: change.quantity is Quantity.ENERGY))
-        comparisons.append(dataclasses.replace(comparison, changes=ordered))
+        comparisons.append(dataclasses.replace(draft, changes=ordered))
     return comparisons
 
 
@@ -232,9 +270,10 @@ def make_side(study: Study) -> Side:
     return Side(_list_cases(study, cells), METRICS | list_metrics(cells))
 
 
-def _pair_studies(before: Side, after: Side, tolerance: Callable[[str], float]) -> tuple[StudyComparison, list[_Pair]]:
+def _pair_studies(before: Side, after: Side, tolerance: Callable[[str], float]) -> StudyComparison:
     places = [(number, case) for number, side in enumerate((before, after)) for case in side.cases]
-    pairs, missing, added = [], [], []
+    metrics = {**before.metrics, **after.metrics}
+    changes, missing, added = [], [], []
     for case in match_cases(places):
         modes = [case.members[number].cells if number in case.members else {} for number in (0, 1)]
         for mode in dict.fromkeys([*modes[0], *modes[1]]):
@@ -244,8 +283,8 @@ def _pair_studies(before: Side, after: Side, tolerance: Callable[[str], float]) 
             elif mode not in modes[0]:
                 added.append(name)
             else:
-                pairs += _pair_cells(_Pair(case, mode, tolerance(name)))
-    return StudyComparison(changes=(), missing=tuple(missing), added=tuple(added)), pairs
+                changes += _compare_cells(CaseChange(case=case, mode=mode, tolerance=tolerance(name)), metrics)
+    return StudyComparison(changes=tuple(changes), missing=tuple(missing), added=tuple(added))
 
 
 def _list_cases(study: Study, cells: Sequence[Cell]) -> list[MeasuredCells]:
@@ -264,21 +303,21 @@ def _list_cases(study: Study, cells: Sequence[Cell]) -> list[MeasuredCells]:
     ]
 
 
-def _pair_cells(pair: _Pair) -> list[_Pair]:
-    """Return the pair of speed, and that of energy if both cells have their energy."""
-    for cell, side in zip(pair.cells, SIDES, strict=True):
-        if not cell.is_compared:
-            fails = side == SIDES[1] and (cell.num_saturated or cell.finding in _BROKEN)
-            change = Change.FAILS if fails else Change.NOT_COMPARED
-            return [pair._replace(change=change, note=f"{side}: {describe_finding(cell)}")]
-    before, after = pair.cells
+def _compare_cells(draft: CaseChange, metrics: Mapping[str, Metric]) -> list[CaseChange]:
+    """Return the change of speed, and that of energy if both cells have their energy."""
+    before, after = draft.cells
+    if not before.is_compared:
+        return [dataclasses.replace(draft, note=f"{SIDES[0]}: {describe_finding(before)}")]
+    if not after.is_compared:
+        change = Change.FAILS if after.num_saturated or after.finding in _BROKEN else Change.NO_FIGURE
+        return [dataclasses.replace(draft, change=change, note=f"{SIDES[1]}: {describe_finding(after)}")]
     names = {Quantity.SPEED: _list_speeds(before), Quantity.ENERGY: _list_energies(before)}
-    pairs = [
-        _test(pair._replace(quantity=quantity, name=name))
+    changes = [
+        _test(dataclasses.replace(draft, quantity=quantity, metric=metrics[name]))
         for quantity in Quantity
         if (name := _choose(names[quantity], before, after))
     ]
-    return pairs or [pair._replace(note="no common figure")]
+    return changes or [dataclasses.replace(draft, change=Change.NO_FIGURE, note="no common figure")]
 
 
 def _list_speeds(cell: Cell) -> tuple[str, ...]:
@@ -311,43 +350,34 @@ def _choose(names: Sequence[str], before: Cell, after: Cell) -> str:
     return max(numbers, key=numbers.__getitem__) if any(numbers.values()) else ""
 
 
-def _list_figures(cell: Cell, name: str) -> Figures:
-    return Figures(
-        figure=cell.figures.get(name),
-        over_serial=cell.figures.get(SPEEDUP) if cell.degree > 1 else None,
-        over_best_solo=cell.figures.get(BEST_SOLO) if cell.degree > 1 else None,
-        num_blocks=len(cell.values.get(name, ())),
-    )
-
-
-def _test(pair: _Pair) -> _Pair:
+def _test(draft: CaseChange) -> CaseChange:
     """Test a quantity; if a side drifts with its host, test the gain too, and let the narrower interval decide."""
-    (before, after), name = pair.cells, pair.name
-    sides = [_select(cell, name) for cell in pair.cells]
+    (before, after), name = draft.cells, draft.metric.name
+    sides = [_select(cell, name) for cell in draft.cells]
     # The energy of a short window scatters by itself, so the speed shows whether the jobs wait for the host.
-    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in pair.cells]
-    is_energy = pair.quantity is Quantity.ENERGY and any(speeds)
+    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in draft.cells]
+    is_energy = draft.quantity is Quantity.ENERGY and any(speeds)
     waits = name != SPEEDUP and statistics.follows_host(speeds if is_energy else sides)
-    drifting = [_is_single(cell) and (waits or cell.has_drifting_baseline(name)) for cell in pair.cells]
-    pair = pair._replace(figure=_contrast(pair, name, drifting))
+    drifting = [_is_single(cell) and (waits or cell.has_drifting_baseline(name)) for cell in draft.cells]
+    draft = dataclasses.replace(draft, figure=_contrast(draft, name, drifting))
     lacks = "; ".join(
         f"{side}: {format_count(len(values), 'block' if _is_single(cell) else 'GPU')} ({_count_least(cell)} needed)"
-        for side, cell, values in zip(SIDES, pair.cells, sides, strict=True)
+        for side, cell, values in zip(SIDES, draft.cells, sides, strict=True)
         if len(values) < _count_least(cell)
     )
     is_other_host = not before.shares_host(after)
     if is_other_host and name in (SPEEDUP, ENERGY_VS_ALONE) and (before.depends_on_host or after.depends_on_host):
         lacks = f"{METRICS[name].title} depends on the host, and the hosts differ"
     if lacks:
-        return pair._replace(change=Change.TOO_FEW, note=lacks)
-    gain = _choose(_list_gains(before), before, after) if pair.quantity is Quantity.SPEED else ""
+        return dataclasses.replace(draft, change=Change.TOO_FEW, note=lacks)
+    gain = _choose(_list_gains(before), before, after) if draft.quantity is Quantity.SPEED else ""
     # A speed-up over a job that waits for the host holds for this host.
     if is_other_host or not any(drifting) or gain in ("", name):
-        return pair
-    if any(len(_select(cell, gain)) < _count_least(cell) for cell in pair.cells):
-        return pair
-    contrast = _contrast(pair, gain, [_is_single(cell) and cell.has_drifting_baseline(gain) for cell in pair.cells])
-    return pair._replace(gain=contrast) if _is_narrower(contrast, pair.figure) else pair
+        return draft
+    if any(len(_select(cell, gain)) < _count_least(cell) for cell in draft.cells):
+        return draft
+    contrast = _contrast(draft, gain, [_is_single(cell) and cell.has_drifting_baseline(gain) for cell in draft.cells])
+    return dataclasses.replace(draft, gain=contrast) if _is_narrower(contrast, draft.figure) else draft
 
 
 def _is_single(cell: Cell) -> bool:
@@ -371,65 +401,31 @@ def _select(cell: Cell, name: str) -> list[float]:
     return [1 / value if name in _INVERTED else value for value in values if value > 0]
 
 
-def _contrast(pair: _Pair, name: str, is_drifting: Sequence[bool]) -> Contrast | None:
+def _contrast(draft: CaseChange, name: str, is_drifting: Sequence[bool]) -> Contrast | None:
     """Return the contrast of both studies; `None` if a side has no figure."""
-    before, after = (_select(cell, name) for cell in pair.cells)
+    before, after = (_select(cell, name) for cell in draft.cells)
     if not before or not after:
         return None
-    test = statistics.compare_studies(before, after, pair.tolerance, is_drifting=(is_drifting[0], is_drifting[1]))
-    other, cell = pair.cells
+    test = statistics.compare_studies(before, after, draft.tolerance, is_drifting=(is_drifting[0], is_drifting[1]))
+    other, cell = draft.cells
     return Contrast(
-        cell=cell,
-        against=SIDES[0],
-        metric=name,
-        ratio=test.ratio,
-        other=other,
-        quantity=pair.quantity,
-        test=test,
+        cell=cell, against=SIDES[0], metric=name, ratio=test.ratio, other=other, quantity=draft.quantity, test=test
     )
 
 
-def _judge(pairs: Sequence[_Pair]) -> list[_Pair]:
-    """Decide all pairs; a speed-up that decides must be confirmed by the figure, whatever the scatter of the figure."""
-    tested = [pair for pair in pairs if pair.figure is not None and not pair.note]
-    deciding = [contrast for pair in tested if (contrast := pair.gain or pair.figure) is not None]
-    figures = [pair.figure if pair.gain is not None else None for pair in tested]
-    judged = iter(judge(deciding, [pair.tolerance for pair in tested], figures))
-    return [
-        pair._replace(verdict=next(judged)) if pair.figure is not None and not pair.note else pair for pair in pairs
-    ]
-
-
-def _describe(pair: _Pair, titles: Mapping[str, Metric], num_tests: int) -> CaseChange:
-    case, figure, verdict = pair.case, pair.figure, pair.verdict
-    gain, change, num_blocks, is_drifting = None, pair.change, None, False
-    if figure is not None and figure.test is not None and verdict is not None and verdict.test is not None:
-        gain, change, is_drifting = pair.gain, _CHANGES[pair.quantity][verdict.decision], figure.test.is_drifting
-        if verdict.decision is Decision.NO_VERDICT:
-            num_blocks = statistics.blocks_needed(verdict.test, num_tests, pair.tolerance)
-            num_blocks = num_blocks if num_blocks is not None and num_blocks > verdict.test.ratio.n else None
-    before, after = (_list_figures(cell, pair.name) for cell in pair.cells)
-    return CaseChange(
-        label=case.label,
-        degree=case.degree,
-        consists=case.consists,
-        mode=pair.mode,
-        quantity=pair.quantity,
-        measure=titles[pair.name].title if pair.name else "",
-        unit=titles[pair.name].unit if pair.name else "",
-        before=before,
-        after=after,
-        ratio=figure.ratio if figure is not None else None,
-        decided_by=METRICS[gain.metric].title if gain is not None else "",
-        decided_by_ratio=gain.ratio if gain is not None else None,
-        is_drifting=is_drifting,
-        tolerance=pair.tolerance,
-        p_adjusted=verdict.p_adjusted if verdict is not None else None,
-        blocks_needed=num_blocks,
-        change=change,
-        note=pair.note,
-        differs=case.differs[1],
-    )
+def _judge(drafts: Sequence[CaseChange]) -> list[CaseChange]:
+    """Decide all changes; a speed-up that decides must be confirmed by the figure, whatever the scatter of this."""
+    tested = [draft for draft in drafts if draft.figure is not None and not draft.note]
+    deciding = [contrast for draft in tested if (contrast := draft.gain or draft.figure) is not None]
+    figures = [draft.figure if draft.gain is not None else None for draft in tested]
+    verdicts = judge(deciding, [draft.tolerance for draft in tested], figures)
+    judged = {
+        id(draft): dataclasses.replace(
+            draft, change=_CHANGES[draft.quantity][verdict.decision], p_adjusted=verdict.p_adjusted
+        )
+        for draft, verdict in zip(tested, verdicts, strict=True)
+    }
+    return [judged.get(id(draft), draft) for draft in drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +462,7 @@ def compare_environments(reference: Study, newest: Study) -> str:
 
 def list_setting_differences(comparison: StudyComparison) -> list[str]:
     """Return the settings in which cases differ, with the number of cases."""
-    cases = {(change.label, change.degree, change.mode): change.differs for change in comparison.changes}
+    cases = {change.name: change.differs for change in comparison.changes}
     counts = Counter(differs for differs in cases.values() if differs)
     return [
         f"{differs} ({'all cases' if number == len(cases) else f'{number} of {len(cases)} cases'})"

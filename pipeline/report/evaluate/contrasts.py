@@ -19,7 +19,7 @@ from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEE
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import format_count
+from pipeline.base.system.words import announce, format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, group_places, invert, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import (
@@ -41,7 +41,7 @@ from pipeline.report.evaluate.statistics import (
     correct_p_values,
     format_interval,
 )
-from pipeline.report.evaluate.wording import describe_finding, describe_gpus, describe_marks
+from pipeline.report.evaluate.wording import describe_finding, describe_gpus
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -165,13 +165,17 @@ class Contrast:
 
     @property
     def sentence(self) -> str:
-        """The comparison as a sentence, such as `7 x tiny, MPS: 1.36 x serial (1.34 to 1.38; 5 blocks)`."""
+        """The comparison as a sentence, such as `7 x tiny, MPS: 1.36* x serial (1.34 to 1.38; 5 blocks)`.
+
+        A `*` stands for marks, whose text is beside the sentence.
+        """
         simulated = " (simulated)" if self.cell.is_simulated else ""
         if self.ratio is None:
             return f"{self.jobs}, {self.mode}: {describe_finding(self.cell)}.{simulated}"
         cells = [self.cell, *([self.other] if self.other is not None else [])]
-        marks = describe_marks(cells, only_of_rows=self.against != SERIAL.label)
-        return f"{self.jobs}, {self.mode}: {self.ratio.median:.2f} x {_describe_comparison(self)}{marks}{simulated}"
+        is_marked = any(cell.marks if self.against == SERIAL.label else cell.marks_of_rows for cell in cells)
+        number = f"{self.ratio.median:.2f}{'*' * is_marked}"
+        return f"{self.jobs}, {self.mode}: {number} x {_describe_comparison(self)}{simulated}"
 
     @property
     def jobs(self) -> str:
@@ -207,12 +211,10 @@ def _describe_need(pair: Contrast) -> str:
     if pair.num_gpus > 1:
         requirement = f"{MIN_GPUS} GPUs" if pair.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
         return f"no verdict: each GPU counts once, and {requirement} are needed"
+    if not pair.is_enough:
+        return ""  # of all such comparisons, said once
     if pair.blocks_needed is not None:
         return f"no verdict: about {pair.blocks_needed} blocks are needed"
-    if pair.num_blocks < statistics.MIN_FOR_INTERVAL:
-        return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
-    if pair.num_blocks < MIN_BLOCKS:
-        return f"no verdict below {MIN_BLOCKS} blocks"
     return f"no verdict: more than {statistics.MOST_BLOCKS} blocks are needed"
 
 
@@ -273,6 +275,7 @@ def _make_contrast(cell: Cell, against: str, by_block: Mapping[int, float], metr
     return Contrast(cell=cell, against=against, metric=metric, ratios=by_block, ratio=estimate, other=other)
 
 
+@announce("comparing the sharing modes")
 def compare_modes(cells: Sequence[Cell]) -> list[Contrast]:
     """Compare each mode with serial, the best step mode alone, naive and MPS, in the order of the cells.
 

@@ -273,15 +273,15 @@ def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Fl
     return adjusted[..., :m], adjusted[..., m:]
 
 
-def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | None:
+def blocks_needed(test: Test, num_tests: int) -> int | None:
     """Estimate the number of blocks for a verdict, if their scatter stays the same; `None` if unknown or too large.
 
-    Of two studies, it is the number of blocks of each. With this number of blocks, the claim that is now more likely
-    (different or equal) passes the strictest step of the correction for `num_tests` claims with a probability of 80 %.
+    With this number of blocks, the claim that is now more likely (different or equal) passes the strictest step of the
+    correction for `num_tests` claims with a probability of 80 %.
     """
     if test.deviation is None:
         return None
-    log_margin, distance = math.log1p(margin), abs(test.mean)
+    log_margin, distance = math.log1p(MARGIN), abs(test.mean)
     level = (1 - CONFIDENCE) / num_tests
     if distance > log_margin:
         level /= 2  # the test for a difference is two-sided

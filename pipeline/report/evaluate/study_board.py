@@ -95,13 +95,15 @@ class Outcome(MeasuredCase):
     endings: tuple[str, ...]
     comparisons: tuple[Comparison, ...] = ()
 
+    @property
+    def best(self) -> set[str]:
+        """The labels of the sharing modes in `tied`."""
+        return {self.kinds[mode] for mode in self.tied}
+
     def find_comparison(self, quantity: str, *, is_best_solo: bool) -> Comparison | None:
         """Return the comparison with serial or with the best step mode alone; `None` if there is none."""
         comparisons = [comparison for comparison in self.comparisons if comparison.quantity == quantity]
-        return next(
-            (c for c in comparisons if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)),
-            None,
-        )
+        return next((c for c in comparisons if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +276,7 @@ class Agreement(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class BoardColumn:
     """A study on one kind of device, and the number of its column, from 1."""
 
     number: int
@@ -292,7 +294,7 @@ class Column:
 class Board:
     """A table of several studies; `common` lists the settings that are equal in all entries, in words."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[BoardColumn, ...]
     lines: tuple[MatchedCase[Outcome], ...]
     common: tuple[str, ...]
 
@@ -307,7 +309,7 @@ class Board:
         marks = {number: self.columns[number].mark for number in judged}
         notes = " (settings differ)" if any(line.differs[number] for number in judged) else ""
         notes += "" if real else f" ({' and '.join(sorted({stamps[number] for number in judged}))})"
-        best = {number: {outcome.kinds[mode] for mode in outcome.tied} for number, outcome in judged.items()}
+        best = {number: outcome.best for number, outcome in judged.items()}
         common = set.intersection(*best.values())
         undecided = [marks[number] for number, kinds in best.items() if len(kinds) > 1]
         if common and not undecided:
@@ -325,7 +327,7 @@ class Board:
         return Agreement.DIFFER, f"{join_words(parts)}{notes}"
 
 
-def make_board(columns: Sequence[Column]) -> Board:
+def make_board(columns: Sequence[BoardColumn]) -> Board:
     """Make a board with the columns in the given order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     _, shared = find_varying_params([outcome for _, outcome in places])

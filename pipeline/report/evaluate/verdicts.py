@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Case, Cell, group_places
 from pipeline.report.evaluate.contrasts import Contrast, Decision, Quantity
 from pipeline.report.evaluate.metrics import BEST_SOLO
-from pipeline.report.evaluate.statistics import Estimate, format_interval
-from pipeline.report.evaluate.wording import describe_gpus, describe_marks, join_words
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, format_interval
+from pipeline.report.evaluate.wording import describe_gpus, describe_time, join_words
+
+BLOCKS_IN_WORDS = f"intervals need {MIN_FOR_INTERVAL} blocks, verdicts {MIN_BLOCKS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,7 @@ class Winner:
         speedup: speed-up of the first mode in `tied` over serial.
         over_best_solo: speed-up of this mode over one job at a time in the best step mode, if several were measured.
         best_solo: this step mode, in words.
-        energies: energy of the first mode in `tied` over that of each baseline for the same work, by baseline.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
 
     case: Case
@@ -38,11 +39,9 @@ class Winner:
     speedup: Estimate
     over_best_solo: Estimate | None
     best_solo: str
-    energies: Mapping[str, Estimate]
     num_gpus: int
     is_enough: bool
     sentence: str
-    marks: str = ""
 
 
 def find_slower_pairs(comparisons: Iterable[Contrast]) -> set[tuple[str, str]]:
@@ -91,24 +90,57 @@ def has_verdicts(comparisons: Iterable[Contrast]) -> bool:
     return any(v.p_adjusted is not None for v in comparisons if v.quantity is Quantity.SPEED)
 
 
+def has_too_few_blocks(best: Iterable[Winner]) -> bool:
+    """Check that a case is open only because it has too few blocks on its one GPU."""
+    return any(not (winner.is_enough or winner.mode) and winner.num_gpus == 1 < winner.degree for winner in best)
+
+
+def describe_cases(cells: Sequence[Cell], comparisons: Iterable[Contrast], best: Iterable[Winner]) -> list[str]:
+    """Return sentences on each case and number of jobs: the fastest mode, or what the best mode gains and means.
+
+    Marks are `*`, because a table or list beside the sentences has their text, as for comparisons without a ratio.
+    """
+    of_case = {(winner.case, winner.degree): winner for winner in best}
+    with_figure = [pair for pair in comparisons if pair.degree > 1 and pair.ratio is not None]
+    by_case = group_by(with_figure, lambda pair: (pair.case, pair.degree))
+    return [" ".join(filter(None, _describe_case(of_case.get(case), by_case[case], cells))) for case in by_case]
+
+
+def _describe_case(winner: Winner | None, comparisons: Sequence[Contrast], cells: Sequence[Cell]) -> list[str]:
+    by_quantity = group_by(comparisons, lambda pair: pair.quantity)
+    if winner is None:  # no baseline, or services at a given rate
+        return [pair.sentence for pair in by_quantity.get(Quantity.SPEED, comparisons)]
+    modes = dict.fromkeys(pair.mode for pair in comparisons)
+    mode = next((mode for mode in winner.tied if mode != SERIAL.label), next(iter(modes)))
+    speeds = by_quantity.get(Quantity.SPEED, [])
+    gain = [pair for pair in speeds if (pair.mode, pair.against) == (mode, SERIAL.label)]
+    sentences = [pair.sentence for pair in gain]
+    times = [f"They {time}." for pair in gain if (time := describe_time(pair.cell, cells))]
+    details = describe_details(comparisons, mode)
+    # If there is no verdict against serial either, the sentence on the gain is enough.
+    is_open = winner.mode is None and SERIAL.label in winner.tied
+    # Nothing is called fastest that is marked, or the only mode.
+    if is_open or (winner.mode == mode and (len(modes) == 1 or any(pair.cell.marks for pair in gain))):
+        return [*sentences, *times, details]
+    if winner.mode == mode:
+        return [winner.sentence, *times]
+    return [winner.sentence, *sentences, *times, details if mode != winner.tied[0] else ""]
+
+
 def describe_details(comparisons: Iterable[Contrast], mode: str) -> str:
     """Return the speed of a mode over the best step mode alone, and its energy over both baselines; empty if unknown.
 
     For example: `MPS: 1.36 x CUDA graph alone; energy 0.36 x serial (0.34 to 0.39), 1.00 x CUDA graph alone.`
     """
-    contrasts = _compare_with_baselines(comparisons, mode)
-    speeds = [v for v in contrasts if v.quantity is Quantity.SPEED and v.is_against_best_solo]
-    energies = [pair for pair in contrasts if pair.quantity is Quantity.ENERGY]
-    texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
-    return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
-
-
-def _compare_with_baselines(comparisons: Iterable[Contrast], mode: str) -> list[Contrast]:
-    return [
+    contrasts = [
         pair
         for pair in comparisons
         if pair.mode == mode and pair.ratio is not None and (pair.against == SERIAL.label or pair.is_against_best_solo)
     ]
+    speeds = [v for v in contrasts if v.quantity is Quantity.SPEED and v.is_against_best_solo]
+    energies = [pair for pair in contrasts if pair.quantity is Quantity.ENERGY]
+    texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
+    return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
 
 
 def _brief(comparisons: Sequence[Contrast]) -> str:
@@ -131,24 +163,23 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
     num_gpus = max((pair.num_gpus for pair in comparisons), default=1)
     name = case.label if case.is_mix else f"{degree} x {case.label}"
     jobs, speedup = name + describe_gpus(num_gpus), speeds[best]
+    first = next((cell for cell in cells if cell.mode == best), None)
+    star = "*" if first is not None and first.marks else ""
     if mode == SERIAL.label:
         sentence = f"{jobs}: serial is fastest."
     elif mode is not None:
         serial = next((v.baseline for v in comparisons if (v.mode, v.against) == (mode, SERIAL.label)), SERIAL.label)
-        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x {serial}{format_interval(speedup, '.2f')}."
+        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f}{star} x {serial}{format_interval(speedup, '.2f')}."
     else:
         sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
             subject = "all" if is_slower >= set(itertools.product(slower, tied)) else best
             sentence += f"; {subject} faster than {join_words(slower)}"
         sentence += "."
-    first = next((cell for cell in cells if cell.mode == best), None)
     sentence = f"{sentence} {describe_details(comparisons, best)}".strip()
     if mode is not None and first is not None and first.sharing.gives_up:
         sentence += f" It gives up {first.sharing.gives_up}."
-    # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
-    marks = describe_marks([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
-    sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
+    simulated = " (simulated)" if any(cell.is_simulated for cell in cells) else ""
     return Winner(
         case=case,
         degree=degree,
@@ -157,13 +188,7 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         speedup=speedup,
         over_best_solo=first.estimates.get(BEST_SOLO) if first is not None else None,
         best_solo=first.best_solo if first is not None else "",
-        energies={
-            pair.against: pair.ratio
-            for pair in _compare_with_baselines(comparisons, best)
-            if pair.quantity is Quantity.ENERGY and pair.ratio is not None
-        },
         num_gpus=num_gpus,
         is_enough=has_verdicts(comparisons),
-        marks=marks,
-        sentence=sentence,
+        sentence=f"{sentence}{simulated}",
     )

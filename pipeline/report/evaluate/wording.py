@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.group_names import ENVIRONMENT
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import format_count
 from pipeline.observe.row_marks import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND
+from pipeline.report.evaluate.statistics import MARGIN
 from pipeline.report.read.study_records import Row, Study
 
 
@@ -53,6 +55,30 @@ def describe_jobs(case: Case, degree: int) -> str:
     return f"{'one' if degree == 1 else degree} {case.label}"
 
 
+def describe_time(cell: Cell, cells: Iterable[Cell] = ()) -> str:
+    """Return `take 0.56 of the time of one after another, each up to 1.11 times as long as alone`.
+
+    Empty without a possible speed-up. Of `cells`, the one of the same case and mode with the fewest jobs is named if it
+    gains as much.
+    """
+    gain, slowdown = cell.estimates.get(SPEEDUP), cell.estimates.get(SLOWDOWN)
+    if gain is None or cell.degree == 1 or cell.has_stressor or cell.exceeds_ideal:
+        return ""
+    share, smaller = 1 / gain.median, find_equal_gain(cell, cells)
+    parts = [f"{share:.2f} of the time of one after another" if share < 1 else f"{share:.2f} times as long as in turn"]
+    parts += [] if slowdown is None else [f"each up to {slowdown.median:.2f} times as long as alone"]
+    return f"take {', '.join(parts)}{'' if smaller is None else f'; {smaller.degree} gain as much'}"
+
+
+def find_equal_gain(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
+    """Return the cell with the fewest jobs that has the same case and mode and gains as much; `None` without one."""
+    gain = cell.estimates[SPEEDUP].median
+    same = (other for other in cells if (other.case, other.mode) == (cell.case, cell.mode) and SPEEDUP in other.figures)
+    smaller = [other for other in same if 1 < other.degree < cell.degree and not other.exceeds_ideal]
+    enough = [other for other in smaller if other.estimates[SPEEDUP].median * (1 + MARGIN) > max(gain, 1 + MARGIN)]
+    return min(enough, key=lambda other: other.degree, default=None)
+
+
 def describe_gpus(number: int) -> str:
     """Return ` on these 3 GPUs`; empty for one GPU."""
     return f" on these {number} GPUs" if number > 1 else ""
@@ -77,20 +103,15 @@ def describe_absence(cell: Cell) -> str:
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
 
 
-def describe_marks(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
-    """Return ` (MPS: NOTE; serial: NOTE)` for the end of a sentence; empty without marks."""
-    marks_of = [(cell.mode, cell.marks_of_rows if only_of_rows else cell.marks) for cell in cells]
-    marks = [f"{mode}: {marks}" for mode, marks in marks_of if marks]
-    return f" ({'; '.join(marks)})" if marks else ""
-
-
 def join_words(modes: Sequence[str]) -> str:
     """Return `naive, MPS and serial`."""
     return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """Return a sentence for each doubt: mixed environments, marks of rows."""
+    """Return a sentence for each doubt: mixed environments, marks of rows; a rehearsal has no figures to doubt."""
+    if study.is_rehearsal:
+        return []
     sentences = _mixed_packages(study)
     sentences += [f"{line}." for line in _gains(cells)]
     sentences += [f"{line}; invalid, so not compared." for line in _marks(study, lambda row: row.marks.invalid)]

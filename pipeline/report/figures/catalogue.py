@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from pipeline.base.system.words import announce
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.stressors import list_effects
 from pipeline.report.figures import bar_charts, curves, over_time, parameters
@@ -25,6 +26,7 @@ FIGURES = (
 """The functions that yield the figures of cells without stressors; those of workloads beside stressors come first."""
 
 
+@announce("drawing the figures")
 def draw_figures(
     study: Study, cells: Sequence[Cell], timeline: GroupSeries | None, *, has_columns: bool = False
 ) -> list[Drawn]:

@@ -1,10 +1,11 @@
 """The answer of a study: a few sentences, at most four leading numbers, its setup and its missing groups.
 
-Only results without a mark lead: a result that figures and tables show with `*` or as invalid is never a number.
+Results without a mark lead; if there are none, those with a note do, with `*`. An invalid result is never a number.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
-from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.words import format_count, group_by
@@ -42,10 +42,17 @@ from pipeline.report.evaluate.services import (
     list_fractions,
     prefer_latency,
 )
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate, format_times
+from pipeline.report.evaluate.statistics import MARGIN, Estimate, format_times
 from pipeline.report.evaluate.stressors import StressorEffect, describe_effects, find_strongest, list_effects
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID, describe_jobs, join_words
+from pipeline.report.evaluate.wording import (
+    ENDINGS,
+    INVALID,
+    describe_jobs,
+    describe_time,
+    find_equal_gain,
+    join_words,
+)
 from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read import labels, pooling
@@ -53,34 +60,42 @@ from pipeline.report.read.selection import STUDY
 from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
-_MOST_NAMED = 2
 _MOST_REASONS = 3
 _LONGEST_REASON = 160
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """Return the answer of the report: the effect of other GPUs, the speed-up of sharing, and its certainty."""
+    """Return sentences on the effect of other GPUs, services, MIG and stressors; cases have `describe_cases`."""
     if not study.rows:
         return ["There is no result yet."]
     company = effects.summarize_other_gpus(effects.compare_other_gpus(study, cells))
-    return [*company, *describe_fractions(cells), *_describe_sharing(study, cells, winners)]
+    clauses = describe_mixes(cells)
+    if clauses:
+        clauses[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
+    if not any(winner.degree > 1 for winner in winners):
+        loads = "; ".join(describe_effects(list_effects(study, cells)))
+        finding = _describe_services(cells) or _describe_mig(cells) or loads
+        clauses = clauses or [finding or "no group of several jobs has a figure and a baseline"]
+        clauses[0] = f"{_on(study)}{clauses[0]}"
+    return [*company, *describe_fractions(cells), *(f"{_capitalise(clause)}." for clause in clauses)]
 
 
 def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> str:
     """Return one sentence: the device, the fastest modes or another finding, and the certainty."""
     if not study.rows:
         return "There is no result yet."
+    if study.is_rehearsal:
+        ran = sum(row.result is Result.OK for row in study.rows)
+        return f"{_on(study)}{ran} of {format_count(len(study.rows), 'group')} ran. A rehearsal measures no speed."
     if not any(cell.values for cell in cells):
         return _describe_failure(study, cells)
     if shares := [*effects.summarize_other_gpus(effects.compare_other_gpus(study, cells)), *describe_fractions(cells)]:
         return shares[0]
     collocated = [winner for winner in winners if winner.degree > 1]
     clauses = describe_effects(list_effects(study, cells))[:1]
-    clauses += [_count_winners(cells, collocated)] if collocated else describe_mixes(cells)[:1]
+    clauses += [_describe_outcome(study, cells, collocated)] if collocated else describe_mixes(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
-    certainty = _describe_certainty(study, collocated)
-    certainty = f"{certainty[:1].lower()}{certainty[1:]}"
-    return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({certainty})."
+    return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({_count_blocks(study)})."
 
 
 def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
@@ -91,29 +106,6 @@ def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
     reason = next((reason for cell in cells if (reason := cell.reason or "; ".join(cell.invalid[:1]))), "")
     example = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
     return f"{_on(study)}no group has a valid result: {join_words(parts)}{example}."
-
-
-def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    collocated = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
-    mixed = describe_mixes(cells)
-    if mixed:
-        mixed[0] += describe_sizes(study, {cell.case for cell in cells if cell.case.is_mix})
-    on = _on(study)
-    if collocated:
-        lines = [
-            f"{on}{_describe_highest_gain(study, collocated)}.",
-            *_describe_energy(collocated[0]),
-            *_describe_lowest_gain(study, collocated),
-            f"{_capitalise(_count_winners(cells, collocated))}.",
-        ]
-        return [*lines, f"{_describe_certainty(study, collocated)}.", *(f"{_capitalise(clause)}." for clause in mixed)]
-    if mixed:
-        return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
-    if clause := _describe_services(cells) or _describe_mig(cells):
-        return [f"{on}{clause}."]
-    if effects := describe_effects(list_effects(study, cells)):
-        return [f"{on}{'; '.join(effects)}."]
-    return [f"{on}no group of several jobs has a figure and a baseline."]
 
 
 def _describe_services(cells: Sequence[Cell]) -> str:
@@ -242,48 +234,34 @@ def _devices(study: Study) -> str:
     return join_words(named)
 
 
-def _describe_highest_gain(study: Study, collocated: Sequence[Winner]) -> str:
-    best = collocated[0]
-    jobs = _describe_winner(study, best)
-    if not _gains(best):
-        return f"sharing gains nothing: at most {format_times(best.speedup)} the serial speed, with {jobs}"
-    gain = f"{jobs} reach {format_times(best.speedup)} the serial speed"
-    if best.over_best_solo is not None:
-        step_mode = f"the best step mode ({best.best_solo})"
-        gain += f", and {format_times(best.over_best_solo)} the speed of one job at a time in {step_mode}"
-    return f"{gain}{best.marks}"
-
-
-def _describe_energy(winner: Winner) -> list[str]:
-    parts = [f"{format_times(ratio)} that of {against}" for against, ratio in winner.energies.items()]
-    return [f"For the same work, their energy is {join_words(parts)}."] if parts and _gains(winner) else []
-
-
-def _describe_lowest_gain(study: Study, collocated: Sequence[Winner]) -> list[str]:
-    worst, none = collocated[-1], [winner for winner in collocated if not _gains(winner)]
-    if len(collocated) == 1 or len(none) == len(collocated):
-        return []
-    if not none:
-        jobs = f"{_describe_winner(study, worst)}{worst.marks}"
-        return [f"The smallest speed-up is {format_times(worst.speedup)}, with {jobs}."]
-    names = [describe_jobs(winner.case, winner.degree) for winner in none]
-    if len(names) <= _MOST_NAMED:
-        return [f"Sharing gains nothing for {join_words(names)}."]
-    return [f"Sharing gains nothing in {len(none)} of {_cases(len(collocated))}, such as {names[-1]}."]
-
-
-def _gains(winner: Winner) -> bool:
-    return winner.tied[0] != SERIAL.label and winner.speedup.median >= 1 + MARGIN
+def _describe_outcome(study: Study, cells: Sequence[Cell], collocated: Sequence[Winner]) -> str:
+    """Return the fastest modes; if no verdict names one of several modes, how long the jobs take in the best group."""
+    modes = {cell.mode for cell in cells if cell.degree > 1 and cell.sharing != SERIAL and cell.is_compared}
+    gains = [cell for cell in cells if cell.mode in modes and cell.is_compared and describe_time(cell)]
+    best = _find_highest(gains, SPEEDUP)
+    if len(modes) > 1 and any(winner.mode is not None for winner in collocated):
+        return _count_winners(cells, collocated)
+    if best is None:
+        return "no group of several jobs has a plausible speed-up"
+    best = find_equal_gain(best, gains) or best
+    jobs = f"{describe_jobs(best.case, best.degree)}{describe_sizes(study, [best.case])}"
+    clause = f"{jobs} under {best.mode} {describe_time(best)}"
+    same = [cell for cell in gains if (cell.case, cell.mode) == (best.case, best.mode)]
+    more = [str(cell.degree) for cell in same if cell.degree > best.degree]
+    if best.estimates[SPEEDUP].median < 1 + MARGIN:
+        clause = f"sharing gains nothing: {clause}"
+    elif more:
+        clause += f"; {join_words(more)} gain nothing more"
+    is_open = len(modes) > 1 and any(winner.is_enough for winner in collocated)
+    return f"{clause}; no verdict between {join_words(sorted(modes))}" if is_open else clause
 
 
 def _count_winners(cells: Sequence[Cell], collocated: Sequence[Winner]) -> str:
     """Return a clause: `MPS is fastest in 8 of the 10 cases with several jobs and naive in 1; ...`."""
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     wins = Counter(kinds.get(winner.mode, winner.mode) for winner in collocated if winner.mode is not None)
-    first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode)) or [""]
+    first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode))
     undecided = len(collocated) - wins.total()
-    if not wins:
-        return f"there is no verdict on the fastest mode in {_cases(len(collocated))}"
     if len(wins) == 1 and not undecided:
         return f"{first} is fastest in {_cases(len(collocated), 'all')}"
     parts = [f"{first} is fastest in {wins[first]} of {_cases(len(collocated))}"]
@@ -295,32 +273,13 @@ def _cases(number: int, quantifier: str = "the") -> str:
     return "the one case with several jobs" if number == 1 else f"{quantifier} {number} cases with several jobs"
 
 
-def _describe_certainty(study: Study, collocated: Sequence[Winner]) -> str:
+def _count_blocks(study: Study) -> str:
     complete = Counter(block.device for block in study.blocks if block.num_missing == 0)
     number = min((complete[block.device] for block in study.blocks), default=0)
-    blocks = "One complete block" if number == 1 else f"{number or 'No'} complete blocks"
+    blocks = f"{number or 'no'} complete block{'' if number == 1 else 's'}"
     if len(study.devices) > 1:
         blocks += f" of each GPU model{' at least' if len(set(complete.values())) > 1 else ''}"
-    num_open = sum(not winner.is_enough for winner in collocated)
-    gpus = max((winner.num_gpus for winner in collocated), default=1)
-    if num_open == len(collocated):
-        if 1 < gpus < MIN_GPUS:
-            return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS} GPUs"
-        if number < MIN_FOR_INTERVAL:
-            return f"{blocks}; intervals need {MIN_FOR_INTERVAL}, verdicts {MIN_BLOCKS}"
-        is_enough = not collocated and number >= MIN_BLOCKS
-        return blocks if is_enough else f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
-    sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
-    sure += ", and each GPU counts once" if gpus > 1 else ""
-    return f"{sure}; {format_count(num_open, 'case')} with too few blocks or GPUs for a verdict" if num_open else sure
-
-
-def _describe_winner(study: Study, winner: Winner) -> str:
-    """Return `3 resnet26_cifar10 under MPS`; if modes are tied, name the mode with the best median."""
-    first, *rivals = winner.tied
-    jobs = f"{describe_jobs(winner.case, winner.degree)}{describe_sizes(study, [winner.case])} under {first}"
-    # `_describe_certainty` reports too few blocks for any verdict.
-    return f"{jobs} (no verdict against {join_words(rivals)})" if rivals and winner.is_enough else jobs
+    return blocks
 
 
 def describe_sizes(study: Study, cases: Collection[Case]) -> str:
@@ -384,9 +343,19 @@ def select_leading_numbers(
     and without stressors, is led by the throughput, energy, memory and activity of one group. Fractions of a GPU have a
     sentence instead, because a number without the state of the rest of the GPU is misleading.
     """
-    if any(list_fractions(cells)):
+    if study.is_rehearsal or any(list_fractions(cells)):
         return ()
-    valid_cells = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    valid_cells = [cell for cell in cells if not cell.is_derived and cell.is_compared]
+    unmarked = [cell for cell in valid_cells if not cell.marks_of_rows]
+    return _select_numbers(study, unmarked, cells, verdicts) or tuple(
+        dataclasses.replace(number, number=f"{number.number}*")
+        for number in _select_numbers(study, valid_cells, cells, verdicts)
+    )
+
+
+def _select_numbers(
+    study: Study, valid_cells: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Contrast]
+) -> tuple[LeadingNumber, ...]:
     clean = [cell for cell in valid_cells if not cell.has_stressor]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
@@ -450,7 +419,9 @@ def _prefer(selected: Sequence[Cell], candidates: Sequence[Cell]) -> Cell | None
 
 
 def _has_noted_baseline(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Return whether a run alone of a program of the cell, in any step mode, has a note."""
+    """Return whether a run alone of a program of the cell, in any step mode, has a note, and the cell has none."""
+    if cell.row_notes:
+        return False
     programs = [labels.identify_program(params) for params in cell.case.params]
     alone = [other for other in cells if other.sharing == SERIAL and other.row_notes]
     return any(labels.identify_program(params) in programs for other in alone for params in other.case.params)

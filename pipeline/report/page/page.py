@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.system.words import format_count, group_by
+from pipeline.base.domain.window import WindowKind
+from pipeline.base.system.words import announce, format_count, group_by
 from pipeline.report.evaluate import contrasts, paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.services import list_fractions
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_FOR_INTERVAL
 from pipeline.report.evaluate.stressors import describe_loads
 from pipeline.report.evaluate.verdicts import Winner
@@ -78,6 +78,7 @@ class Content:
     figures: Sequence[Drawn]
 
 
+@announce("evaluating the study")
 def make_content(study: Study, timeline: GroupSeries | None = None, *, has_columns: bool = False) -> Content:
     """Evaluate and draw a study, and the samples of one group over time.
 
@@ -94,9 +95,10 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
 def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
     study, ordinary = content.study, [cell for cell in content.cells if not cell.has_stressor]
+    in_words = [] if study.is_rehearsal else verdicts.describe_cases(content.cells, content.verdicts, content.winners)
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     # A picture without a figure tells nothing on the first screen.
-    num_opening = 1 if any(cell.values for cell in content.cells) else 0
+    num_opening = 1 if any(cell.values for cell in content.cells) and not study.is_rehearsal else 0
     for figure in content.figures[num_opening:]:
         sections.setdefault(figure.sketch.section, []).append((figure, inline_figure(figure)))
     text = (
@@ -109,9 +111,9 @@ def render(content: Content) -> str:
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
             numbers=select_leading_numbers(study, content.cells, content.verdicts),
-            is_led_by_sentence=any(list_fractions(content.cells)),
+            next_step=_describe_next_step(content),
             summary=summarize(study, content.cells, content.winners),
-            answer=write_answer(study, content.cells, content.winners),
+            answer=[*write_answer(study, content.cells, content.winners), *in_words],
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
             missing=[*describe_missing(study), *describe_loads(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
@@ -134,6 +136,14 @@ def render(content: Content) -> str:
         )
     )
     return strip_forbidden(text)
+
+
+def _describe_next_step(content: Content) -> str:
+    has_goal = "precision_goal_pct" in content.study.facts  # repeats=auto counts its blocks by itself
+    if content.study.is_rehearsal or has_goal or not verdicts.has_too_few_blocks(content.winners):
+        return ""
+    options = f"repeats={MIN_BLOCKS} resume=true"
+    return f"{verdicts.BLOCKS_IN_WORDS}; to settle what is open, add {options} to the command of the study"
 
 
 def _count_comparisons(verdicts: Sequence[Contrast]) -> str:
@@ -233,10 +243,29 @@ def _for_page(name: str, value: str, prefix: str) -> str:
     return _COLOR.sub(lambda colour: f"var(--{THEME[colour[0]]})", value.replace("url(#", f"url(#{prefix}-"))
 
 
+_SUM = "The speed-up is the sum, over all jobs, of throughput divided by throughput alone."
+_WINDOWS = {
+    WindowKind.STEADY: "Steady window: jobs run until they are stopped, and are measured while all of them run after "
+    f"their warm-up. {_SUM}",
+    WindowKind.INTERLEAVED: "Interleaved window: jobs run until they are stopped, and are measured in slices, in which "
+    f"groups that differ only in their number of jobs take turns. {_SUM}",
+    WindowKind.WORK: "Work window: every job does a fixed number of epochs. The speed-up is serial total time divided "
+    "by total time.",
+    WindowKind.LOGGED: "Logged window: jobs end by themselves, and print or log their speed. It is measured while all "
+    f"jobs log it, so without start-up. {_SUM}",
+}
+
+
 def list_methods(study: Study) -> list[tuple[str, str]]:
     """Return headings and texts on the sharing modes of a study and on the evaluation of its runs."""
     modes = sorted({row.sharing for row in study.rows if row.sharing.description}, key=lambda mode: mode.order)
     descriptions = "; ".join(f"{mode.label}: {mode.description}" for mode in modes)
+    of_the_gpu = ("gract_", "smact_", "power_", "energy_")
+    has_gpu_figures = any(name.startswith(of_the_gpu) for row in study.rows for name in row.metrics)
+    utilisation = (
+        "GRACT: share of time with a resident kernel. SMACT: share of multiprocessors with a resident warp. Power, "
+        "energy and clocks are those of the whole GPU, also under MIG."
+    )
     return [
         *([("Sharing modes", f"{descriptions}.")] if descriptions else []),
         (
@@ -246,12 +275,7 @@ def list_methods(study: Study) -> list[tuple[str, str]]:
             "baseline of n copies is n times one solo run. Several solo runs in a block count as one, with the means "
             "of their figures. Mixes with fixed work have a separate serial run.",
         ),
-        (
-            "Windows",
-            "Steady window: jobs run until they are stopped. Throughput is measured while all jobs run after their "
-            "warm-up. The speed-up is the sum, over all jobs, of throughput divided by throughput alone. Work window: "
-            "every job does a fixed number of epochs. The speed-up is serial total time divided by total time.",
-        ),
+        ("Windows", " ".join(_WINDOWS[kind] for kind in WindowKind if any(row.window is kind for row in study.rows))),
         (
             "Repeats",
             "A block is one repeat: every group of the study once, in random order, with its own baselines. Figures "
@@ -272,11 +296,7 @@ def list_methods(study: Study) -> list[tuple[str, str]]:
             "Groups that ran out of memory, were skipped, failed or computed wrong results are shown with this outcome "
             "instead of a rank. A quantity that was not measured is missing, not zero.",
         ),
-        (
-            "Utilisation",
-            "GRACT: share of time with a resident kernel. SMACT: share of multiprocessors with a resident warp. Power, "
-            "energy and clocks are those of the whole GPU, also under MIG.",
-        ),
+        *([("Utilisation", utilisation)] if has_gpu_figures else []),
     ]
 
 

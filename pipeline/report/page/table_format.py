@@ -116,11 +116,6 @@ def format_estimate(estimate: Estimate) -> str:
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
-def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
-    """Return median, low and high in full, as three values of a row."""
-    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
-
-
 def round_value(value: float) -> str:
     """Round to three significant digits, or to a whole number if the number is 100 or more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # a number that is rounded to 100 has no decimals

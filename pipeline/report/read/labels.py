@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.domain import mig_table
-from pipeline.base.domain.group_names import ENVIRONMENT, find_differing_keys, list_program_params
+from pipeline.base.domain import mig_table, work_units
+from pipeline.base.domain.group_names import ENVIRONMENT, find_telling_keys, list_program_params
 from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE, SharingMode
 
 Program = tuple[str | tuple[str, str], ...]
@@ -90,19 +90,15 @@ def format_step_modes(step_modes: Iterable[str]) -> str:
 
 
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return words that distinguish params with equal labels; name environments only if nothing else differs."""
-    keys = find_differing_keys(alike)
-    for subset in ([key for key in keys if key != ENVIRONMENT], keys):
-        words = [" ".join(_describe_param(key, params[key]) for key in subset if key in params) for params in alike]
-        if len(set(words)) == len(words):
-            break
-    return words
+    """Return words that distinguish params with equal labels."""
+    keys = find_telling_keys(alike)
+    return [" ".join(_describe_param(key, params[key]) for key in keys if key in params) for params in alike]
 
 
 def _describe_param(key: str, value: str) -> str:
-    """Return a flag as on a command line, an environment in words, and any other param as `key=value`."""
-    if key == ENVIRONMENT:
-        return value
+    """Return a flag as on a command line, an environment or work unit in words, any other param as `key=value`."""
+    if key in (ENVIRONMENT, work_units.PARAM):
+        return value if key == ENVIRONMENT else f"in {value}"
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 

@@ -14,6 +14,7 @@ from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import announce
 from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.store import results
 from pipeline.record.store.bundle_reader import is_bundle
@@ -31,6 +32,7 @@ FACTS = {
     "git_commit": "git commit",
     "git_changed": "uncommitted changes",
     "program_commit": "commit of the scripts",
+    "program_changed": "uncommitted changes of the scripts",
     "plan": "plan",
     "precision_goal_pct": "precision goal of repeats=auto (%)",
     "seed": "seeds",
@@ -101,7 +103,10 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
 
 
 def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    by_store = [list(_read_store(store, experiment)) for store in stores]
+    by_store = []
+    for store in stores:
+        with announce(f"reading {store}"):
+            by_store.append(list(_read_store(store, experiment)))
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
@@ -121,7 +126,7 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     # Programs are identified without their packages if the user accepted other environments.
     is_any_environment = any(group.facts.get("accepts_environment") == "true" for group in groups)
     for group in groups:
-        yield _make_row(paths.mask_record(group), store, is_any_environment=is_any_environment)
+        yield make_row(paths.mask_record(group), store, is_any_environment=is_any_environment)
 
 
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
@@ -174,7 +179,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     )
 
 
-def _make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool) -> Row | None:
+def make_row(group: GroupRecord, store: Path | str, *, is_any_environment: bool) -> Row | None:
     """Make a row of a group, without distinguishing labels; return `None` if the group has no result."""
     if group.result is None or not group.digest or not group.jobs:
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import work_units
+from pipeline.base.domain.layout import REHEARSAL
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result
@@ -277,6 +278,11 @@ class Study:
     @property
     def is_simulated(self) -> bool:
         return any(row.is_simulated for row in self.rows)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """True if the figures mean nothing: on a simulated GPU, or with small workloads."""
+        return self.is_simulated or self.experiment.endswith(REHEARSAL)
 
     @property
     def num_complete_blocks(self) -> int:

@@ -7,7 +7,10 @@ newer driver.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -15,9 +18,10 @@ import pynvml
 from pipeline.base.domain.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state_file import mig_uuid
+from pipeline.simulation.machine.readings import Quantity
+from pipeline.simulation.machine.state_file import Gpu, mig_uuid
 from pipeline.simulation.nvml.calls import encode_count, fill, number, pointee
-from pipeline.simulation.nvml.sensors import GpmCalls, SensorCalls
+from pipeline.simulation.nvml.sensors import MILLI, GpmCalls, SensorCalls, require
 
 _MIB = 2**20
 # Single-precision cores per multiprocessor. Source: CUDA C++ Programming Guide, compute capabilities.
@@ -27,7 +31,16 @@ _NOT_IN_MIG = 0xFFFFFFFF  # ids of a process without an instance (source: nvml.h
 
 
 class NvmlLibrary(SensorCalls, GpmCalls):
-    """A replacement for `pynvml.nvmlLib`."""
+    """A replacement for `pynvml.nvmlLib`; `_NUMBERS` and `_LISTED_KINDS` have the functions of one form."""
+
+    def __init__(self, state_file: Path) -> None:
+        super().__init__(state_file)
+        self.functions |= {name: partial(self._fill_numbers, read) for name, read in _NUMBERS.items()}
+        self.functions |= {name: partial(self._list_processes, kinds) for name, kinds in _LISTED_KINDS.items()}
+
+    def _fill_numbers(self, read: Read, handle: Any, *arguments: Any) -> None:
+        for argument, value in zip(arguments, read(self, handle), strict=True):
+            fill(argument, round(value))
 
     def close_all(self) -> None:
         """Close the sessions that this process left open."""
@@ -79,16 +92,6 @@ class NvmlLibrary(SensorCalls, GpmCalls):
         instance, ci = devices[number(index)]
         self.point(pointee(mig), "mig", gpu_index, instance.id, ci.id)
 
-    def _nvmlDeviceGetGpuInstanceId(self, mig: Any, number: Any) -> None:
-        fill(number, self.mig_device(mig)[1].id)
-
-    def _nvmlDeviceGetComputeInstanceId(self, mig: Any, number: Any) -> None:
-        fill(number, self.mig_device(mig)[2].id)
-
-    def _nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, count: Any) -> None:
-        _, gpu = self.whole_gpu(handle)
-        fill(count, queries.model_of(gpu).compute_slices if gpu.mig_current else 0)
-
     def _nvmlDeviceGetUUID(self, handle: Any, text: Any, _size: Any) -> None:
         is_mig = self.is_mig_device(handle)
         text.value = (mig_uuid(*self.mig_device(handle)) if is_mig else self.whole_gpu(handle)[1].uuid).encode()
@@ -106,23 +109,12 @@ class NvmlLibrary(SensorCalls, GpmCalls):
         target.busId, target.busIdLegacy = bus_id.encode(), bus_id[-12:].encode()
         target.domain, target.bus, target.device = int(domain, 16), int(bus, 16), int(device.split(".")[0], 16)
 
-    def _nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> None:
-        capability = queries.model_of(self.gpu(handle)).compute_capability
-        fill(major, capability[0])
-        fill(minor, capability[1])
-
     def _nvmlDeviceGetNumGpuCores(self, handle: Any, cores: Any) -> None:
         model = queries.model_of(self.gpu(handle))
         if model.num_multiprocessors is None:
             raise DriverError(codes.NOT_SUPPORTED)
         cores_each = _CORES_PER_MULTIPROCESSOR.get(model.compute_capability, _CORES_PER_LATER_MULTIPROCESSOR)
         fill(cores, model.num_multiprocessors * cores_each)
-
-    def _nvmlDeviceGetPersistenceMode(self, _handle: Any, mode: Any) -> None:
-        fill(mode, 1)
-
-    def _nvmlDeviceGetComputeMode(self, handle: Any, mode: Any) -> None:
-        fill(mode, self.gpu(handle).compute_mode)
 
     def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
         total_mib, used_mib, reserved_mib = self._memory_mib(handle)
@@ -145,16 +137,7 @@ class NvmlLibrary(SensorCalls, GpmCalls):
         gpu = self.whole_gpu(handle)[1]
         return queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu), queries.RESERVED_MIB
 
-    def _nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
-        self._list_processes(handle, ("C", "M+C"), count, array)
-
-    def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
-        self._list_processes(handle, ("M+C",), count, array)
-
-    def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
-        self._list_processes(handle, ("G",), count, array)
-
-    def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
+    def _list_processes(self, kinds: Collection[str], handle: Any, count: Any, array: Any) -> None:
         processes = [process for process in self.gpu(handle).processes if process.kind in kinds]
         if self.is_mig_device(handle) and self.gpu(handle).health.mig_fault != "crosstalk":
             _, instance, ci = self.mig_device(handle)
@@ -170,11 +153,6 @@ class NvmlLibrary(SensorCalls, GpmCalls):
             is_in_mig = process.gpu_instance_id is not None
             info.gpuInstanceId = process.gpu_instance_id if is_in_mig else _NOT_IN_MIG
             info.computeInstanceId = process.compute_instance_id if is_in_mig else _NOT_IN_MIG
-
-    def _nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> None:
-        _, gpu = self.whole_gpu(handle)
-        fill(current, int(gpu.mig_current))
-        fill(pending, int(gpu.mig_pending))
 
     def _nvmlDeviceGetAttributes_v2(self, handle: Any, attributes: Any) -> None:
         gpu, instance, ci = self.mig_device(handle)
@@ -251,3 +229,37 @@ def _fill_profile(info: Any, profile: GiProfile) -> None:
     info.copyEngineCount, info.decoderCount = encode_count(profile.num_copy), encode_count(profile.num_decoder)
     info.encoderCount, info.jpegCount = encode_count(profile.num_encoder), encode_count(profile.num_jpeg)
     info.ofaCount = encode_count(profile.num_ofa)
+
+
+Read = Callable[[NvmlLibrary, Any], Sequence[float]]
+"""Reads the numbers that a function writes to its arguments, for a handle."""
+
+_REMAPPED_ROWS = attrgetter(
+    "rows_remapped_correctable", "rows_remapped_uncorrectable", "is_remap_pending", "has_remap_failed"
+)
+_MIG_MODE = attrgetter("mig_current", "mig_pending")
+_NUMBERS: dict[str, Read] = {
+    "nvmlDeviceGetGpuInstanceId": lambda calls, handle: [calls.mig_device(handle)[1].id],
+    "nvmlDeviceGetComputeInstanceId": lambda calls, handle: [calls.mig_device(handle)[2].id],
+    "nvmlDeviceGetMaxMigDeviceCount": lambda calls, handle: [_count_mig_devices(calls.whole_gpu(handle)[1])],
+    "nvmlDeviceGetCudaComputeCapability": lambda calls, handle: queries.model_of(calls.gpu(handle)).compute_capability,
+    "nvmlDeviceGetPersistenceMode": lambda calls, handle: [1],
+    "nvmlDeviceGetComputeMode": lambda calls, handle: [calls.gpu(handle).compute_mode],
+    "nvmlDeviceGetMigMode": lambda calls, handle: _MIG_MODE(calls.whole_gpu(handle)[1]),
+    "nvmlDeviceGetPowerUsage": lambda calls, handle: [calls.read(handle, Quantity.POWER) * MILLI],
+    "nvmlDeviceGetTotalEnergyConsumption": lambda calls, handle: [calls.read(handle, Quantity.ENERGY) * MILLI],
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda calls, handle: [calls.read(handle, Quantity.THROTTLE_REASONS)],
+    "nvmlDeviceGetPerformanceState": lambda calls, handle: [calls.read(handle, Quantity.PERFORMANCE_STATE)],
+    "nvmlDeviceGetRemappedRows": lambda calls, handle: _REMAPPED_ROWS(calls.gpu(handle).health),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda calls, handle: [require(calls.settings(handle).power_limit_w) * MILLI],
+    "nvmlDeviceGetEccMode": lambda calls, handle: [calls.settings(handle).is_ecc_on] * 2,
+}
+_LISTED_KINDS = {
+    "nvmlDeviceGetComputeRunningProcesses_v3": ("C", "M+C"),
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": ("M+C",),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": ("G",),
+}
+
+
+def _count_mig_devices(gpu: Gpu) -> int:
+    return queries.model_of(gpu).compute_slices if gpu.mig_current else 0

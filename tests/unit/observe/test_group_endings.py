@@ -435,7 +435,7 @@ def test_load_of_other_programs_is_seen_in_the_process_of_all_jobs(tmp_path: Pat
     waiting = sample(0, **HOST | {"cpu_pct": 100.0, "run_queue_delay_pct": 60.0})
     row = judge_tenants(tmp_path, is_one_process=True, samples=[*waiting, *machine])
     assert row.marks.invalid.startswith(
-        "job 0-a waited for a CPU for 38 % of the time while other programs used 7.0 of 8"
+        "a job waited for a CPU for 38 % of the time while other programs used 7.0 of 8"
     )
 
 

@@ -418,10 +418,10 @@ def make_machine_samples(busy, idle, *jobs) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "mark"),
     [
-        (make_machine_samples(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
+        (make_machine_samples(2, 0, (30, 60), (30, 70)), "a job waited for a CPU for 70 % of the time"),
         (
             make_machine_samples(2, 0, (60, 10), (60, 30)),
-            "job 1-b waited for a CPU for 30 % of the time while other programs",
+            "a job waited for a CPU for 30 % of the time while other programs",
         ),
         (make_machine_samples(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
         (
@@ -442,7 +442,7 @@ def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_
 
 def test_a_rate_of_few_steps_is_noted(tmp_path):
     row = judge_events(tmp_path, group("a"), steps(0, 12, 1, 10))
-    assert row.tags["collocation.flag"] == "job 0-a made 10 steps in the window; raise window.seconds"
+    assert row.tags["collocation.flag"] == "a job made 10 steps in the window; raise window.seconds"
 
 
 def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path):
@@ -464,7 +464,7 @@ def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_en
     samples = [make_nvml_sample(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
     row = judge_events(tmp_path, alone, steps(0, 9, 0.1, 4), told_s=end_s, samples=samples)
     assert row.metrics["window_s"] == pytest.approx(end_s - 3)
-    few = "" if has_energy else "job 0-a made 15 steps in the window; raise window.most_s"
+    few = "" if has_energy else "a job made 15 steps in the window; raise window.most_s"
     assert row.marks.note == few
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(40)
     assert row.metrics["memory_peak_mib"] == 7 and row.marks.invalid == ""

@@ -21,6 +21,7 @@ from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import startup
+from pipeline.observe import phases
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.sample_figures import Fields
 from pipeline.observe.study_progress import Progress
@@ -112,6 +113,76 @@ def test_each_gpu_counts_once():
     first, note = format_table([*resumed, *rows_elsewhere], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
     assert note == "figures are medians over the blocks; each of the 2 GPUs counts once"
+
+
+def test_a_wide_table_shortens_names_then_leaves_out_what_matters_least():
+    def row(number, **metrics):
+        name = f"naive-{number}x-{'long_program' * 3}-lr={number}-wd=1e-3"
+        named = group(*"a" * number, name=name, key=str(number))
+        return GroupResult(group=named, result=Result.OK, reason="", metrics=metrics)
+
+    speeds = {"throughput_total_samples_per_s": 100.0, normalisation.SPEEDUP: 1.5, normalisation.SLOWDOWN: 1.3}
+    narrow = format_table([row(1, **speeds), row(2, **speeds)], FIELDS).splitlines()
+    assert [line.split()[0] for line in narrow] == ["group", *(row(number).group.name for number in (1, 2))]
+    times = {"epoch_time_mean_s": 1.0, "makespan_s": 2.0, "window_s": 3.0, "first_gpu_use_s": 4.0}
+    sampled = {"smact_mean_ratio": 0.5, "memory_peak_mib": 512.0, "energy_per_sample_j": 0.01}
+    wide = [row(number, **speeds, **times, **sampled) for number in (1, 2)]
+    lines = format_table(wide, FIELDS).splitlines()
+    assert [re.split("  +", line)[0] for line in lines] == ["group", "naive-1x-lr=1", "naive-2x-lr=2"]
+    assert max(map(len, lines)) <= 100 and "on GPU after s" not in lines[0] and "makespan s" in lines[0]
+    tagged = [
+        dataclasses.replace(one, reason="x" * 10, group=dataclasses.replace(one.group, name="n" * 45 + one.group.key))
+        for one in wide
+    ]
+    lines = format_table(tagged, FIELDS).splitlines()
+    assert max(map(len, lines)) <= 100
+    titles = re.split("  +", lines[0])
+    assert {"samples/s", "speed-up", "slowdown", "J/sample"} < set(titles)
+    assert not {"on GPU after s", "window s", "epoch s", "makespan s", "SMACT"} & set(titles)
+
+
+def test_columns_for_authors_are_there_only_if_a_group_needs_attention():
+    def titles(**metrics):
+        row = GroupResult(group=group("a", "a"), result=Result.OK, reason="", metrics=metrics)
+        return re.split("  +", format_table([row], FIELDS).splitlines()[0])
+
+    good = {"overlap_ratio": 0.99, "start_skew_ms": 4.0, "orchestrator_cpu_pct": 2.0, normalisation.FAIRNESS: 0.99}
+    bad = {"overlap_ratio": 0.94, "start_skew_ms": 400.0, "orchestrator_cpu_pct": 20.0, normalisation.FAIRNESS: 0.8}
+    assert titles(**good) == ["group", "result"]
+    assert titles(**bad) == ["group", "result", "fairness", "overlap", "skew ms", "own CPU %"]
+
+
+def test_a_mark_that_groups_share_is_one_line():
+    flag = "a job made {} steps in the window; raise window.seconds"
+    rows = [
+        GroupResult(
+            group=group(*"a" * number), result=Result.OK, reason="", tags={"collocation.flag": flag.format(number)}
+        )
+        for number in (2, 3)
+    ]
+    assert format_table(rows, FIELDS).splitlines()[-1] == (
+        "* naive-a+a, naive-a+a+a: a job made 2 to 3 steps in the window; raise window.seconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_simulated", "line"),
+    [
+        ({}, False, "    ok, 10.0 samples/s, speed-up 1.50"),
+        ({"collocation.flag": "hot"}, False, "    ok*, 10.0 samples/s, speed-up 1.50"),
+        ({"collocation.invalid": "busy"}, False, "    ok* (invalid), 10.0 samples/s"),
+        ({"collocation.invalid": "busy"}, True, "    ok"),
+    ],
+)
+def test_progress_leaves_the_text_of_marks_to_the_table(capsys, tags, is_simulated, line):
+    pair = group("a", "a")
+    device = dataclasses.replace(pair.device, kind="simulated" if is_simulated else pair.device.kind)
+    pair = dataclasses.replace(pair, device=device)
+    metrics = {"throughput_total_samples_per_s": 10.0, normalisation.SPEEDUP: 1.5}
+    view = make_view(Progress([pair]))
+    view.begin(pair)
+    view.done(GroupResult(group=pair, result=Result.OK, reason="", metrics=metrics, tags=tags))
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{line} (")
 
 
 def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
@@ -333,3 +404,10 @@ def test_who_asks_rarely_gets_the_rate_since_then(jobs):
     jobs.at(1)
     jobs.step(0, 61, 130)
     assert jobs.at(61)[0].per_s == 2
+
+
+def test_the_shares_of_a_study_that_are_small_are_not_printed():
+    metrics = {"time_window_s": 90.0, "time_launch_s": 6.0, "time_setup_s": 2.0, "time_cleanup_s": 0.0}
+    assert phases.describe_shares([metrics], 100.0) == "measuring took 90 % of the time; launching 6 %"
+    assert phases.describe_shares([metrics], 500.0) == "measuring took 18 % of the time; the rest 80 %"
+    assert phases.describe_shares([{"time_window_s": 99.0}], 100.0) == "measuring took 99 % of the time"

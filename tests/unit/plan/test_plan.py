@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.window import WindowKind
+from pipeline.base.system import override_values
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader, plan_text
@@ -80,6 +81,27 @@ def test_some_groups_of_a_study_keep_their_names_digests_and_baselines(make_plan
     assert [group.number for group in plan.groups] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="only=naive-9x-tiny is not a group of the plan; choose a group, such as"):
         make_plan(*[[*o, "only=[naive-9x-tiny]"] for o in combinations])
+
+
+def test_numbers_select_groups_of_the_plan_that_printed_them_and_of_no_other(make_plan):
+    combinations = [*sweep(scenario=["naive", "mps"], degree=[2, 3])]
+    plan = make_plan(*[[*o, "repeats=2"] for o in combinations])
+    selectors = {group.name: group.selector for group in plan.groups}
+    assert {group.selector for group in plan.groups if group.block == 1} == set(selectors.values())
+    numbers = f"{selectors['naive-3x-tiny']}+{selectors['mps-2x-tiny'].partition(':')[2]}"
+    assert override_values.parse(numbers) == numbers  # neither a shell nor a sweep needs quotes
+    for repeats, order in (2, "random"), (3, "listed"):  # neither is part of the digest
+        selected = make_plan(*[[*o, f"repeats={repeats}", f"order={order}", f"only={numbers}"] for o in combinations])
+        assert {group.name: group.selector for group in selected.groups} == {
+            name: selectors[name] for name in ("naive-3x-tiny", "mps-2x-tiny", "serial-1x-tiny")
+        }
+        assert len(selected.groups) == 3 * repeats
+    prefix = numbers.partition(":")[0]
+    assert f"add only={prefix}:" in plan_text.format_plan(plan)
+    with pytest.raises(ConfigError, match=f"only={prefix}:6: the plan has no group 6; choose from 1 to 5"):
+        make_plan(*[[*o, f"only={prefix}:6"] for o in combinations])
+    with pytest.raises(ConfigError, match=rf"only={prefix}:1 has no numbers of this plan, \w+; see them with dry_run"):
+        make_plan(*[[*o, "workload.batch_size=16", f"only={prefix}:1"] for o in combinations])
 
 
 def test_a_mix_in_one_window_keeps_the_baseline_of_all_its_jobs(make_plan):
@@ -287,7 +309,9 @@ def test_the_text_of_a_plan_is_stable(make_plan):
         *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
         device=GPU,
     )
-    text = "\n".join(" ".join(line.split()[:-1]) for line in plan_text.format_plan(plan).splitlines()[1:-1])
+    head, *lines = plan_text.format_plan(plan).splitlines()
+    assert ", steady, 20 s after 2 s, plan " in head
+    text = "\n".join(" ".join(line.split()[:-1]) for line in lines[:-1])
     assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
 
 

@@ -275,7 +275,12 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 jobs are too many; plan at most 100000"),
         ("jobs: [{name: a, work: 5}]", ["--driver-branch", "-3"], 2, "--driver-branch -3: must be above 0"),
-        ("jobs: [{name: a, work: 5}]", ["--gpu", "simulated_a100_80gb"], 2, "no row of a on a100_80gb"),
+        (
+            "jobs: [{name: a, work: 5}]",
+            ["--gpu", "simulated_a100_80gb"],
+            2,
+            "has no row of a100_80gb; choose --gpu h100_80gb",
+        ),
         ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "unknown mode mpss"),
         ("jobs: [{name: a, work: 5}]", ["--objective", "energy"], 1, "no plan: a: the profile has no energy of a"),
     ],
@@ -304,6 +309,7 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
     plan, is_training = schedule.read_plan(tmp_path / "plan.json")
     assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
+    assert plan.details == {"groups_per_gpu": [len(plan.deployment.gpus)]}
     groups = group_gpus(plan)
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
     ran = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,8 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder, group_record, owner
-from pipeline.record.group_record import GroupRecord
-from pipeline.record.shards import group_runs, overview, shard_states, slurm_arrays
-from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.group_record import Clock, GroupRecord
+from pipeline.record.shards import overview, shard_states, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content, results, upload
 from pipeline.record.store.local_store import open_store
@@ -26,23 +25,27 @@ from tests.support.tracking_cases import record as make_record
 
 pytestmark = pytest.mark.store
 
-
 NOW_S = 1000.0
+_FIELDS = {"device", "gpu_uuid", "is_simulated", "later_plans", "spool_id"}
 
 
-def make_run(
-    shard: int, digest: str, result: str | None = "ok", later_plans: Sequence[Any] = (), **facts: Any
-) -> GroupRun:
-    """A group's run that took 10 s; of one without a result, it runs still."""
-    common = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
-    common |= {"boot_id": "b", "host": "h1", "command_line": "run.py"}
-    return GroupRun(
+def make_run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
+    """A group's run that took 10 s; of one without a result, it runs still. Some facts are fields of the record."""
+    fields = {"gpu_uuid": f"GPU-{shard}", "spool_id": f"{shard}-{digest}"}
+    fields |= {name: facts.pop(name) for name in _FIELDS & facts.keys()}
+    facts = {"plan": "p2", "plan_shards": "2x2,1x1", "boot_id": "b", "host": "h1", "command_line": "run.py"} | facts
+    return GroupRecord(
         name=digest,
-        later_plans=later_plans,
-        status="RUNNING" if result is None else "FINISHED",
-        start_ms=900_000,
-        end_ms=None if result is None else 910_000,
-        facts={name: str(fact) for name, fact in (common | facts | ({"result": result} if result else {})).items()},
+        experiment="e",
+        clock=Clock(wall_ns=0, monotonic_ns=0),
+        jobs=(),
+        shard=shard,
+        digest=digest,
+        result=None if result is None else Result(result),
+        start_ns=900 * SECOND,
+        end_ns=None if result is None else 910 * SECOND,
+        facts={name: str(value) for name, value in facts.items()},
+        **fields,
     )
 
 
@@ -51,9 +54,9 @@ def look_at_runs(monkeypatch, tmp_path):
     """The overview of these runs."""
 
     def look(
-        *runs: GroupRun, queue: overview.Queue | None = None, ends: Callable[..., Mapping[str, str]] = lambda _: {}
+        *runs: GroupRecord, queue: overview.Queue | None = None, ends: Callable[..., Mapping[str, str]] = lambda _: {}
     ) -> overview.Overview:
-        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: list(runs))
+        monkeypatch.setattr(overview.results, "read_groups", lambda *_: list(runs))
         monkeypatch.setattr(overview.squeue, "list_end_states", ends)
         return overview.read_overview(tmp_path, "e", queue)
 
@@ -64,7 +67,7 @@ def look_at_runs(monkeypatch, tmp_path):
 def look_at_server(monkeypatch, look_at_runs):
     """The overview of these runs, and of what Slurm was given."""
 
-    def look(submission: Submission, *runs: GroupRun, **options: Any) -> overview.Overview:
+    def look(submission: Submission, *runs: GroupRecord, **options: Any) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
         monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: submission)
         return look_at_runs(*runs, **options)
@@ -217,7 +220,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs
 STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 
-def make_task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
+def make_task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
     """A group that a task of job array 7 ran."""
     return make_run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
@@ -330,7 +333,7 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
 
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(look_at_runs, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
-        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [make_task(1, "a"), make_task(1, "b")])
+        monkeypatch.setattr(overview.results, "read_groups", lambda *_: [make_task(1, "a"), make_task(1, "b")])
         return {}
 
     assert look_at_runs(make_task(1, "a"), make_task(1, "b", None), queue=queue).shards[0].state == "done"
@@ -359,7 +362,7 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None
 
 def test_simulated_gpus_are_named(look_at_runs) -> None:
     assert "simulated" not in look_at_runs(make_run(1, "a", device="H100")).as_text(NOW_S)
-    progress = look_at_runs(make_run(1, "a", device="H100"), make_run(1, "b", device="A100", simulated="true"))
+    progress = look_at_runs(make_run(1, "a", device="H100"), make_run(1, "b", device="A100", is_simulated=True))
     assert "\nsimulated: A100\n" in progress.as_text(NOW_S)
 
 
@@ -385,7 +388,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
 def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> None:
     command = "run.py -m repeats=1 hydra/launcher=beside"
 
-    def make_measured_run(plan: str, beside: int, **facts: str) -> GroupRun:
+    def make_measured_run(plan: str, beside: int, **facts: str) -> GroupRecord:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
         group_run = make_run(1, plan, other_gpus=beside, **{**study, **facts})
         return replace(group_run, facts={**group_run.facts, "shard": "1"})
@@ -508,16 +511,16 @@ def test_running_groups_are_read_and_deleted_ones_are_not(root) -> None:
     store_groups(root, groups[0], as_running(replace(groups[1], start_ns=START + SECOND)), groups[2])
     store = open_store(root)
     store.client.delete_run(results.find_finished(store, "e")[1].run_id)
-    first, second = group_runs.read_groups(root, "e")
-    assert (first.status, first.end_ms is None, first.facts["plan"], first.facts["result"]) == (
+    first, second = results.read_groups(root, "e")
+    assert (first.status, first.end_ms is None, first.facts["plan"], first.result) == (
         "FINISHED",
         False,
         "p",
-        "ok",
+        Result.OK,
     )
-    assert (second.name, second.status, second.end_ms, "result" in second.facts) == ("group 2", "RUNNING", None, False)
+    assert (second.name, second.status, second.end_ms, second.result) == ("group 2", "RUNNING", None, None)
     with pytest.raises(TrackingError, match="no experiment 'f'"):
-        group_runs.read_groups(root, "f")
+        results.read_groups(root, "f")
 
 
 @pytest.fixture

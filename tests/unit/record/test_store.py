@@ -24,7 +24,7 @@ from pipeline.base.domain.tags import Tag, fact_tag, stored_name
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
 from pipeline.record import group_record
-from pipeline.record.shards import group_runs
+from pipeline.record.group_record import GroupRecord
 from pipeline.record.store import database_schema, pages, results
 from pipeline.record.store.local_store import is_local, is_ready, open_store
 from pipeline.record.store.portable_paths import relocate
@@ -396,9 +396,45 @@ def test_tags_say_what_the_record_has(root: Path) -> None:
     assert run.data.params["placement.mig_profile"] == "1g"
     table = results.load(root, EXPERIMENT)
     assert table[f"group.tags.{Tag.DIGEST}"].tolist() == ["digest1"] and table["tags.collocation.pid"].tolist() == ["7"]
-    (run_of_group,) = group_runs.read_groups(root, EXPERIMENT)
-    assert run_of_group.facts.items() >= {"plan": "p", "result": "ok", "digest": "digest1", "host": "h"}.items()
+    (read_group,) = results.read_groups(root, EXPERIMENT)
+    assert read_group.facts.items() >= {"plan": "p", "host": "h"}.items()
+    assert (read_group.result, read_group.digest) == ("ok", "digest1")
     assert results.recall(root, group.jobs[0].run_id).group == group
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "shown"),
+    [
+        ({"work_unit": "steps"}, {}, "serial-1x-it's; 5% (work_unit=steps)"),
+        ({"flags.amp": "true"}, {}, "serial-1x-it's; 5% (--amp)"),
+        ({}, {"window": "work"}, "serial-1x-it's; 5% (window=work)"),
+        ({}, {"device": "Other"}, "serial-1x-it's; 5%"),
+        ({}, {}, "serial-1x-it's; 5% (digest key2)"),
+    ],
+    ids=["an option", "a flag", "a setting", "a device with a column of its own", "other code"],
+)
+def test_mlflow_tells_groups_of_one_name_apart(root: Path, params, settings, shown) -> None:
+    def group(number: int, second: int, params: dict[str, str], settings: dict[str, str]) -> GroupRecord:
+        job = child(0, params={"workload": "script", "work_unit": "samples"} | params)
+        all_settings = {"device": "GPU", "window": "steady"} | settings
+        device = all_settings["device"]
+        start_ns = START + second
+        return record(
+            (job,), number, name="serial-1x-it's; 5%", settings=all_settings, device=device, start_ns=start_ns
+        )
+
+    groups = [group(1, 0, {}, {}), group(2, 1, params, settings), group(1, 2, {}, {}), group(2, 3, params, settings)]
+    stored = store_groups(root, *groups)
+    client = open_store(root).client
+    assert [client.get_run(one.run_id).info.run_name for one in stored] == ["serial-1x-it's; 5%", shown] * 2
+    assert {one.name for one in stored} == {"serial-1x-it's; 5%"}  # the stored name stays
+
+
+@pytest.mark.parametrize("marks", [{}, {"note": "slow"}, {"invalid": "the GPU was hot"}])
+def test_the_description_of_a_marked_row_begins_with_a_sign(root: Path, marks: dict[str, str]) -> None:
+    (group,) = store_groups(root, record((child(0),), **marks))
+    described = open_store(root).client.get_run(group.run_id).data.tags[Tag.DESCRIPTION]
+    assert described.startswith("\u26a0 ok* (" if marks else "ok")
 
 
 def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:
@@ -437,9 +473,16 @@ def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
     assert len(state) <= 5000 and len(pages.units_in_view(state)) > 2
 
 
-def test_the_view_is_of_groups_by_name_and_says_the_device_first() -> None:
+def test_the_view_is_of_groups_by_name_with_their_marks_and_first_figures_in_sight() -> None:
     state = json.loads(pages.view_as_json(frozenset({"samples"})))
-    assert state["selectedColumns"][:2] == ["tags.`collocation.device`", "tags.`collocation.simulated`"]
+    assert state["selectedColumns"][:4] == [
+        "attributes.`Description`",  # begins with the mark
+        *(f"metrics.`{name}`" for name in ("throughput_total_samples_per_s", "speedup_vs_serial_ratio")),
+        "metrics.`slowdown_worst_ratio`",
+    ]
+    # MLflow leaves 700 pixels to the columns of a page of 1,400 while its menu and its assistant are open.
+    assert sum(state["columnWidths"][name] for name in state["columnOrder"][:6]) <= 700
+    assert {"tags.`collocation.device`", "tags.`collocation.simulated`"} < set(state["selectedColumns"])
     assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`mlflow.runName`", True)
     assert state["searchFilter"] == "tags.`collocation.role` = 'group'"  # neither reports nor jobs between them
 

@@ -15,13 +15,13 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board_command import format_lines, make_columns, make_table, render
+from pipeline.report.board_command import describe_winners, format_lines, make_board_table, make_columns, render
 from pipeline.report.evaluate.case_matching import MatchedCase
 from pipeline.report.evaluate.selector import EvaluatedStudy
 from pipeline.report.evaluate.study_board import (
     Agreement,
     Board,
-    Column,
+    BoardColumn,
     DeviceSummary,
     Outcome,
     from_json,
@@ -59,9 +59,9 @@ def summarize_study(of: Study) -> list[DeviceSummary]:
     return summarize_devices(of, evaluated.cells, evaluated.comparisons, evaluated.winners)
 
 
-def column(number: int, *members: Row) -> Column:
+def column(number: int, *members: Row) -> BoardColumn:
     (measured,) = summarize_study(study(*members))
-    return Column(number=number, name=measured.device, source=f"reports/{number}", measured=measured)
+    return BoardColumn(number=number, name=measured.device, source=f"reports/{number}", measured=measured)
 
 
 def board(*studies: list[Row]) -> Board:
@@ -157,13 +157,13 @@ def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> No
 
 def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     simulated_board = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
-    html, lines, table = render(simulated_board), format_lines(simulated_board), make_table(simulated_board)
+    html, lines, table = render(simulated_board), format_lines(simulated_board), make_board_table(simulated_board)
     assert '<p class="stamp">Some figures are simulated' in html and f"[2] {A100} <span" in html
     assert f"[2] {A100}: simulated, no measurement of a real GPU" in lines
     assert table.note.startswith("Includes simulated figures.")
-    assert [line[table.columns.index("stamp")] for line in table.rows] == [None, "simulated"]
+    assert [line[table.columns.index("stamp")] for line in table.rows] == ["", "simulated"]
     real = board(rows(FASTER_MPS))
-    assert "simulated" not in render(real) + format_lines(real) + make_table(real).note
+    assert "simulated" not in render(real) + format_lines(real) + make_board_table(real).note
 
 
 def test_cells_at_other_settings_say_in_what_they_differ() -> None:
@@ -172,6 +172,8 @@ def test_cells_at_other_settings_say_in_what_they_differ() -> None:
     expected = {0: "", 1: "window steady, 9 s after 1 s instead of steady, 5 s after 1 s"}
     assert match_only_case(first_study, second_study).differs == expected
     assert judge(first_study, second_study) == (Agreement.SAME, "MPS (settings differ)")
+    table = make_board_table(board(first_study, second_study))
+    assert [line[table.columns.index("settings differ")] for line in table.rows] == list(expected.values())
     large = rows(FASTER_MPS, job_params=params(image_px=64), device=H200)
     assert match_only_case(first_study, large).differs[1] == "image_px 64"
     small = rows(FASTER_MPS, job_params=params(image_px=32))
@@ -196,6 +198,12 @@ def test_programs_that_a_label_tells_apart_are_never_in_one_row() -> None:
         ("resnet26_cifar10 bs128 image_px=64", [0, 1], Agreement.SAME),
     ]
     assert "eager" in mixed_board.common and "seed 0" in mixed_board.common
+
+
+@pytest.mark.parametrize(("speeds", "words"), [(FASTER_MPS, "MPS is best in 1"), (EQUAL, "there is no verdict in 1")])
+def test_only_verdicts_count_as_wins(speeds: dict[str, float], words: str) -> None:
+    sentence = describe_winners(board(rows(speeds)), 0)
+    assert sentence == f"[1] NVIDIA H100 80GB HBM3: of 1 case with several jobs, {words}."
 
 
 def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:

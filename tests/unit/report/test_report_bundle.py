@@ -27,8 +27,6 @@ from pipeline.report.read.rows import named_stores
 from tests.support.bundles import EXPERIMENT, copy_groups, make_groups, write_bundle
 from tests.support.tracking_cases import store_groups
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
-
 
 def test_a_store_and_its_bundle_give_equal_rows_without_paths(root: Path, tmp_path: Path) -> None:
     store_groups(root, *make_groups())
@@ -199,8 +197,16 @@ def test_no_command_prints_the_control_characters_of_a_bundle(
         raw["options"][f"key{escape}"] = escape
 
     write_bundle(file, change)
+    later = tmp_path / "later.tar.xz"
+
+    def measure_later(raw: dict[str, Any]) -> None:
+        change(raw)
+        raw["start_ns"] += 1_000_000
+
+    write_bundle(later, measure_later)
+    assert report.main(["compare", str(file), str(later)]) == 0
     for command in (
-        ["compare", str(file), str(file)],
+        ["compare", str(file), str(later)],
         ["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"],
         ["--root", str(file), "--experiment", EXPERIMENT, "--group", "x", "--out", str(tmp_path / "out"), "--no-log"],
     ):

@@ -13,6 +13,7 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record.group_record import GroupRecord
 from pipeline.record.spool import Spool
@@ -20,12 +21,14 @@ from pipeline.report.evaluate import effects
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.contrasts import Contrast, compare_modes
 from pipeline.report.evaluate.verdicts import winners
-from pipeline.report.page.key_findings import describe_setup, write_answer
+from pipeline.report.page.key_findings import describe_setup, summarize
 from pipeline.report.read import rows
+from pipeline.report.read.result_rows import make_study_of_results
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row
 from tests.conftest import GPU
 from tests.support.report_rows import copies, job, params, row, study, table_of
+from tests.support.rows import group as make_group
 from tests.support.tracking_cases import Recorded
 
 
@@ -260,8 +263,8 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
         f"device {GPU.name}",
     }
     assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(two_model_study))
-    sentences = write_answer(two_model_study, make_cells(two_model_study), winners(make_cells(two_model_study), judged))
-    assert sentences[-1] == "2 complete blocks of each GPU model; intervals need 3, verdicts 5."
+    sentence = summarize(two_model_study, make_cells(two_model_study), winners(make_cells(two_model_study), judged))
+    assert sentence.endswith(" (2 complete blocks of each GPU model).")
     assert [row[:4] for row in table_of("blocks", two_model_study).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]
@@ -453,7 +456,7 @@ def read_recorded_groups(groups: Sequence[Group], root: Path, **facts: str) -> l
         record = dataclasses.replace(record, run_id=run_id, start_ns=record.start_ns + len(records), result=Result.OK)
         records.append(record)
     is_any_environment = bool(facts.get("accepts_environment")) and len(records) > 1
-    optional_rows = [rows._make_row(record, "store", is_any_environment=is_any_environment) for record in records]
+    optional_rows = [rows.make_row(record, "store", is_any_environment=is_any_environment) for record in records]
     return [row for row in optional_rows if row is not None]
 
 
@@ -543,3 +546,14 @@ def test_the_runs_of_a_baseline_in_a_block_count_as_one_row_with_their_means() -
     assert cell.values[SPEEDUP] == {1: pytest.approx(2 * 9 / 12)}
     stalled = study(*[dataclasses.replace(row, marks=runs[2].marks) for row in runs[:2]], together)
     assert stalled.rows[0].marks.invalid == "stalled" and len(stalled.rows) == 2
+
+
+def test_a_row_of_an_ended_study_has_its_co_runners_apart() -> None:
+    pair = make_group("a", "b")
+    measured, co_runner = pair.jobs
+    pair = dataclasses.replace(pair, jobs=(measured, dataclasses.replace(co_runner, is_co_runner=True)))
+    jobs = tuple(JobResult(job=job, result=Result.OK, reason="", metrics={}) for job in pair.jobs)
+    ended = GroupResult(group=pair, result=Result.OK, reason="", jobs=jobs)
+    (read_row,) = make_study_of_results("test", [ended]).rows
+    assert [[job.label for job in jobs] for jobs in (read_row.jobs, read_row.co_runner_jobs)] == [["a"], ["b"]]
+    assert (read_row.key, read_row.run_id, read_row.result) == (pair.key, pair.digest, Result.OK)

@@ -17,16 +17,15 @@ from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 EXPERIMENT = "study"
 DEVICE = "NVIDIA H100 80GB HBM3"
 SETTINGS = {"device": DEVICE, "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
 
 
-def insert(root: Path, groups: list[dict]) -> None:
+def insert(root: Path, groups: list[dict], first: int = 0) -> None:
     """Write the records of groups beside the database: sending them takes a tenth of a second each."""
     open_store(root).open_experiment(EXPERIMENT)
-    for number, group in enumerate(groups):
+    for number, group in enumerate(groups, first):
         record = make_record(number, group)
         for run_id in (record.run_id, *(job.run_id for job in record.jobs)):
             (root / "artifacts" / EXPERIMENT / run_id / "artifacts").mkdir(parents=True)

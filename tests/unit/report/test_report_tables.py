@@ -542,17 +542,17 @@ def test_the_fastest_mode_says_what_it_gives_up(streams: float, best: str) -> No
     cells = make_cells(study(*rows(streams=streams, mps=1.6, naive=1.1)))
     compared = compare_modes(cells)
     (winner,) = [winner for winner in winners(cells, compared) if winner.degree == 2]
-    (advice,) = advise(cells, compared)
+    (advice,) = advise(cells)
     assert winner.mode == advice.mode == best
     says = f"It gives up {STREAMS.gives_up}." in winner.sentence
     changes = [change for change in advice.changes if "isolation" in change]
     assert says is (best == "streams")
-    assert changes == (["MPS instead, if the jobs need isolation of memory and faults"] if says else [])
+    assert changes == (["MPS, if the jobs need isolation of memory and faults"] if says else [])
 
 
 def test_of_equal_modes_the_one_with_isolation_is_advised() -> None:
     cells = make_cells(study(*rows(streams=1.603, mps=1.6, naive=1.1)))
-    (advice,) = advise(cells, compare_modes(cells))
+    (advice,) = advise(cells)
     assert advice.mode == "MPS"
 
 

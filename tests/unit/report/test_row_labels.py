@@ -55,6 +55,25 @@ def test_programs_that_share_a_label_are_told_apart() -> None:
     assert len(set(names)) == 4
 
 
+@pytest.mark.parametrize(
+    ("programs", "names"),
+    [
+        ([{"flags.bs": "20", "run_in": "caller"}, {"run_in": "job_folder"}], {"train", "train --bs 20"}),
+        (
+            [{"run_in": "caller", "work_unit": "steps"}, {"run_in": "job_folder", "work_unit": "samples"}],
+            {"train in steps", "train in samples"},
+        ),
+        ([{"run_in": "caller"}, {"run_in": "job_folder"}], {"train run_in=caller", "train run_in=job_folder"}),
+    ],
+)
+def test_folder_and_work_unit_are_in_labels_only_if_nothing_else_tells_programs_apart(programs, names) -> None:
+    rows = [copies("naive", 2, 5.0, job_params={"workload": "train", **program}) for program in programs]
+    read_rows = study(*rows).rows
+    assert {row.jobs[0].label for row in read_rows} == names
+    group_names = {row.name for row in read_rows}
+    assert len(group_names) == 2 and any("run_in" in name for name in group_names) == any("run_in" in n for n in names)
+
+
 def test_a_program_in_two_windows_has_one_name() -> None:
     """Its number of epochs goes with the window, which rows say of themselves."""
     rows = [

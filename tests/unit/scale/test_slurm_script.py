@@ -19,11 +19,11 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import config_reader
 from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview
-from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import slurm
 from pipeline.scale.slurm import SlurmOptions
 from tests.conftest import GPU
+from tests.support.tracking_cases import as_running, record
 
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
 
@@ -142,9 +142,9 @@ def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sa
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
-    facts = {"plan": "p", "plan_shards": "1x2", "plan_shard": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
-    running = GroupRun(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
-    monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
+    facts = {"plan": "p", "plan_shards": "1x2", "slurm_task": "c1/9_1", "command_line": "run.py"}
+    running = as_running(record((), facts=facts, shard=1))
+    monkeypatch.setattr(overview.results, "read_groups", lambda *_: [running])
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
     def remaining(error: CommandError) -> tuple[list[int], int]:

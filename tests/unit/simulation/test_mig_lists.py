@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain import mig_table
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation import nvidia_smi
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support.mig_listings import LISTINGS
@@ -96,16 +94,3 @@ def test_a_session_on_a_simulated_gpu_prints_what_the_real_one_printed(
     printed, expected = play(session, smi)
     assert printed == expected
     assert len(expected) == num_lines
-
-
-def test_each_simulated_gpu_of_the_configuration_is_a_model_with_the_product_of_its_comment() -> None:
-    files = sorted((PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
-    texts = {}
-    for path in files:
-        first, *rest = path.read_text().splitlines()
-        model = mig_table.find(path.stem)
-        assert model.name == path.stem.removeprefix("simulated_")
-        assert first == f"# A simulated {model.product}: the same commands without hardware; jobs train on the CPU."
-        texts[path.stem] = "\n".join(rest).replace(f"model: {model.name}", "model: NAME")
-    assert len(texts) == 13
-    assert len(set(texts.values())) == 1

@@ -101,6 +101,38 @@ def test_a_name_says_what_tells_a_group_from_the_others(groups, names):
     assert group_names.name_groups(groups) == names
 
 
+@pytest.mark.parametrize(
+    ("groups", "names"),
+    [
+        pytest.param(
+            [group(job(flags_lr="3"), scenario=mode) for mode in ("serial", "naive")],
+            ["serial-1x-train", "naive-1x-train"],
+            id="a flag of every program",
+        ),
+        pytest.param(
+            [group(job(flags_lr="3")), group(job(flags_lr="4"))],
+            ["naive-1x-train-lr=3", "naive-1x-train-lr=4"],
+            id="a flag that differs",
+        ),
+    ],
+)
+def test_a_short_name_lacks_what_all_groups_share(groups, names):
+    assert group_names.shorten_names(groups) == names
+
+
+def test_a_short_name_has_the_window_if_it_alone_tells_two_groups_apart():
+    graph, eager = job(mode="graph"), job(mode="eager")
+    windows = [SETTINGS | {"window": window} for window in ("steady", "interleaved")]
+    confounded = [group(graph, settings=windows[0]), group(eager, settings=windows[1])]
+    assert group_names.shorten_names(confounded) == ["naive-1x-train-mode=graph", "naive-1x-train-mode=eager"]
+    assert "window=steady" in group_names.name_groups(confounded)[0]
+    assert group_names.shorten_names([*confounded, group(graph, settings=windows[1])]) == [
+        "naive-1x-train-mode=graph-window=steady",
+        "naive-1x-train-mode=eager-window=interleaved",
+        "naive-1x-train-mode=graph-window=interleaved",
+    ]
+
+
 def test_groups_that_differ_in_nothing_that_is_said_have_names_of_their_own():
     one = job(environment_digest="a" * 64)
     other = dataclasses.replace(one, params={"environment-digest": "b" * 64}, digest="another")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.domain import mig_table
 from pipeline.gpu.__main__ import main
 from pipeline.gpu.acceptance import acceptance_command, mig_board
 from pipeline.gpu.acceptance.acceptance_command import CheckResult, run_checks, select_checks
@@ -28,7 +28,7 @@ from pipeline.simulation.mps import control_program
 from tests.support import simulated
 from tests.support.simulated import set_faults
 
-BOARDS = sorted(path.stem.removeprefix("simulated_") for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
+BOARDS = sorted(mig_table.models())
 BRANCHES = ("535", "550", "580")
 NOT_EXHAUSTIVE = {("a30_24gb", "535"), ("h100_80gb", "550"), ("b200_180gb", "580")}
 """A board of each generation, each with another branch; a board takes half a minute of CPU time."""

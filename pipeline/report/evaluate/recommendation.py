@@ -1,0 +1,248 @@
+"""The number of jobs and the sharing mode for one case, from the cells of a study (`collocate advise`).
+
+Candidates are serial, and each number of jobs in each mode that isolates them. A candidate that gives up isolation is
+only reported. The fastest candidate is recommended, or a simpler one that is at most `TOLERANCE` slower: serial is
+simpler than naive, naive than MPS, MPS than MIG, and few jobs are simpler than many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
+from pipeline.base.system.words import group_by
+from pipeline.report.evaluate.cells import Cell, speed_ratios
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
+from pipeline.report.evaluate.statistics import (
+    MARGIN,
+    MIN_FOR_INTERVAL,
+    Estimate,
+    Test,
+    compare_pairs,
+    format_interval,
+    format_times,
+)
+
+TOLERANCE = 0.05
+"""A simpler candidate is recommended if its interval shows that it loses no more than this share of the speed."""
+_MUCH_SLOWER = (1.5, 1.25)
+"""Ratios to the fastest candidate above which one block, or two, are enough to leave a candidate out."""
+_MOST_OPEN = 3
+_LEVEL = 0.01
+"""Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
+_WIDTH = 80
+_ORDINALS = ("", "", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The candidates of a case, and what their intervals decide.
+
+    Attributes:
+        candidates: cells with a speed-up over serial, the simplest first; serial itself is the first.
+        without_isolation: cells of modes that give up isolation, with a speed-up.
+        without_figure: cells that ran out of memory, were skipped or have no valid block.
+    """
+
+    candidates: tuple[Cell, ...]
+    without_isolation: tuple[Cell, ...]
+    without_figure: tuple[Cell, ...]
+
+    @cached_property
+    def fastest(self) -> Cell:
+        return max(self.candidates, key=_speedup)
+
+    @cached_property
+    def choice(self) -> Cell:
+        """The simplest candidate that is as fast as the fastest within `TOLERANCE`; by medians if nothing is proven."""
+        return next(cell for cell in self.candidates if cell is self.fastest or self._is_alike(cell))
+
+    @cached_property
+    def open(self) -> tuple[Cell, ...]:
+        """The candidates, other than the choice, that may still be the better choice."""
+        order = self.candidates.index(self.choice)
+        simpler, harder = self.candidates[:order], self.candidates[order + 1 :]
+        unproven = [cell for cell in simpler if not self.is_slower(cell)]  # they may be as fast as the choice
+        return (*unproven, *(cell for cell in harder if not self.is_slower(cell) and self._may_be_faster(cell)))
+
+    @property
+    def has_interval(self) -> bool:
+        """True if the choice and the fastest candidate were measured in enough blocks for an interval."""
+        return min(len(cell.values[SPEEDUP]) for cell in (self.choice, self.fastest)) >= MIN_FOR_INTERVAL
+
+    @property
+    def best_of_modes(self) -> list[Cell]:
+        """The fastest number of jobs of each mode."""
+        modes = group_by([*self.candidates[1:], *self.without_isolation], lambda cell: cell.mode)
+        return [max(cells, key=_speedup) for cells in modes.values()]
+
+    def _is_alike(self, cell: Cell) -> bool:
+        ratio = _compare(self.fastest, cell)
+        return ratio.high is not None and ratio.high <= 1 + TOLERANCE and not self.is_slower(cell)
+
+    def is_slower(self, cell: Cell) -> bool:
+        """Return whether a candidate is slower than the fastest, by its interval and by more than the margin."""
+        test = _test(self.fastest, cell)
+        if test.ratio.n < MIN_FOR_INTERVAL:
+            return test.ratio.n > 0 and test.ratio.median > _MUCH_SLOWER[test.ratio.n - 1]
+        return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
+
+    def _may_be_faster(self, cell: Cell) -> bool:
+        ratio = _compare(cell, self.choice)
+        return ratio.high is None or ratio.high > 1 + TOLERANCE
+
+
+def recommend(cells: Iterable[Cell]) -> Recommendation | None:
+    """Return the recommendation for the jobs of a study with one case; `None` without a speed-up."""
+    shared = [cell for cell in cells if cell.sharing != SERIAL and cell.degree > 1]
+    with_figure = [cell for cell in shared if cell.is_compared and SPEEDUP in cell.estimates]
+    if not with_figure:
+        return None
+    candidates = sorted(
+        [cell for cell in with_figure if not cell.sharing.gives_up],
+        key=lambda cell: (cell.sharing.order, cell.degree, cell.mode),
+    )
+    return Recommendation(
+        candidates=(_make_serial(with_figure), *candidates),
+        without_isolation=tuple(cell for cell in with_figure if cell.sharing.gives_up),
+        without_figure=tuple(cell for cell in shared if cell not in with_figure),
+    )
+
+
+def _make_serial(cells: Sequence[Cell]) -> Cell:
+    values = {block: 1.0 for cell in cells for block in cell.values[SPEEDUP]}
+    one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
+    return dataclasses.replace(
+        cells[0], degree=1, mode=SERIAL.label, sharing=SERIAL, values={SPEEDUP: values}, estimates={SPEEDUP: one}
+    )
+
+
+def _speedup(cell: Cell) -> float:
+    return cell.estimates[SPEEDUP].median
+
+
+def _compare(cell: Cell, other: Cell) -> Estimate:
+    """Return the speed of one candidate over that of another, in their common blocks."""
+    return _test(cell, other).ratio
+
+
+def _test(cell: Cell, other: Cell) -> Test:
+    by_block, _ = speed_ratios(cell, other, (SPEEDUP,))
+    if not by_block:
+        median = _speedup(cell) / _speedup(other)
+        ratio = Estimate(median=median, low=None, high=None, n=0)
+        return Test(ratio=ratio, p_different=None, p_equal=None, mean=math.log(median), deviation=None)
+    side = other if cell.sharing == SERIAL else cell
+    is_drifting = SERIAL in (cell.sharing, other.sharing) and side.is_drifting(side.values[SPEEDUP])
+    return compare_pairs(select_independent(by_block, side.gpus), is_drifting=is_drifting)
+
+
+def describe_recommendation(recommendation: Recommendation, *, memory_mib: float | None, is_decided: bool) -> list[str]:
+    """Return the answer in sentences and as a table, in lines of at most 80 characters."""
+    sentences = list(_list_sentences(recommendation, memory_mib, is_decided=is_decided))
+    return [*textwrap.wrap(" ".join(sentences), _WIDTH), "", *_list_table(recommendation)]
+
+
+def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *, is_decided: bool) -> Iterator[str]:
+    choice, candidates = recommendation.choice, recommendation.candidates
+    start = "" if is_decided else "Not decided. So far: "
+    if choice.sharing == SERIAL:
+        best = max(candidates[1:], key=_speedup, default=None)
+        rival = "" if best is None else f" The best, {_name(best)}, does {_format_gain(best, ' the work')}."
+        yield f"{start}Run one job at a time; sharing gains nothing.{rival}"
+    else:
+        details = [_format_gain(choice, " the work an hour"), *_list_costs(choice, memory_mib)]
+        yield f"{start}Run {_name(choice)}: {'; '.join(details)}."
+        yield from _describe_next(recommendation)
+    for cell in recommendation.best_of_modes:
+        if cell.mode != choice.mode and not cell.sharing.gives_up and choice.sharing != SERIAL:
+            yield f"{_name(cell, is_start=True)}: {_format_gain(cell)}."
+    for cell in recommendation.best_of_modes:
+        if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
+            yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
+    if not is_decided:
+        pairs = [(_compare(cell, choice), cell) for cell in recommendation.open]
+        pairs.sort(key=lambda pair: -pair[0].median)
+        rivals = [f"{_name(cell)} ({format_times(ratio)} as fast)" for ratio, cell in pairs[:_MOST_OPEN]]
+        more = [f"{len(pairs) - _MOST_OPEN} more"] if len(pairs) > _MOST_OPEN else []
+        yield f"Perhaps better: {', '.join([*rivals, *more])}." if rivals else "More copies were not tried."
+    if doubt := choice.marks_of_rows:
+        yield f"Doubt: {textwrap.shorten(doubt, 120)}."
+
+
+def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
+    if (slowdown := cell.estimates.get(SLOWDOWN)) is not None:
+        yield f"each takes {slowdown.median:.2f} times as long"
+    if (peak := cell.estimates.get(MEMORY_PEAK)) is not None:
+        of_device = "" if memory_mib is None else f" of {memory_mib / 1024:.0f}"
+        yield f"{peak.median / 1024:.1f}{of_device} GiB"
+    if (energy := cell.estimates.get(ENERGY_VS_ALONE)) is not None:
+        yield f"{energy.median:.2f} of the energy"
+
+
+def _describe_next(recommendation: Recommendation) -> Iterator[str]:
+    """Say what one more job under the same mode does."""
+    choice = recommendation.choice
+    number = choice.degree + 1
+    if choice.case.is_mix or number >= len(_ORDINALS):
+        return
+    subject = f"A{'n' if number == 8 else ''} {_ORDINALS[number]}"
+    for cell in (*recommendation.candidates, *recommendation.without_figure):
+        if (cell.mode, cell.degree) != (choice.mode, number):
+            continue
+        if cell in recommendation.without_figure:
+            yield f"{subject}: {cell.reason or cell.finding.value}."
+        else:
+            ratio = _compare(cell, choice)
+            gain = "adds nothing" if ratio.median <= 1 + MARGIN else f"adds {100 * (ratio.median - 1):.0f} %"
+            yield f"{subject} {gain}{format_interval(ratio, '.2f')}."
+
+
+def _name(cell: Cell, *, is_start: bool = False) -> str:
+    if cell.sharing == SERIAL:
+        return "One at a time" if is_start else "one at a time"
+    label = (
+        "in one process"
+        if cell.sharing.gives_up
+        else "side by side (naive)"
+        if cell.sharing == NAIVE
+        else f"under {cell.mode}"
+    )
+    jobs = "the mix" if cell.case.is_mix else f"{cell.degree} copies"
+    return f"{jobs[0].upper() if is_start else jobs[0]}{jobs[1:]} {label}"
+
+
+def _format_gain(cell: Cell, noun: str = "") -> str:
+    gain = cell.estimates[SPEEDUP]
+    return f"{gain.median:.2f} times{noun}{format_interval(gain, '.2f')}"
+
+
+def _list_table(recommendation: Recommendation) -> Iterator[str]:
+    """Yield a row for each number of jobs, with the speed-up over serial in each mode."""
+    cells = (*recommendation.candidates[1:], *recommendation.without_isolation, *recommendation.without_figure)
+    modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.sharing.order)))
+    by_place = {(cell.degree, cell.mode): cell for cell in cells}
+    most = max((_speedup(cell) for cell in cells if SPEEDUP in cell.estimates), default=1.0)
+    yield "jobs  " + "".join(f"{mode:<24}" for mode in modes).rstrip()
+    yield "   1  " + "".join(f"{'1.00':<24}" for _ in modes[:1])
+    for degree in sorted({cell.degree for cell in cells}):
+        row = "".join(f"{_format_entry(by_place.get((degree, mode)), recommendation, most):<24}" for mode in modes)
+        yield f"{degree:>4}  {row}".rstrip()
+
+
+def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float) -> str:
+    if cell is None:
+        return ""
+    if cell in recommendation.without_figure:
+        return "out of memory" if cell.finding is Result.OOM else cell.finding.value
+    bar = "▏▎▍▌▋▊▉█"
+    eighths = max(1, round(_speedup(cell) / most * 64))
+    mark = " <" if cell is recommendation.choice else ""
+    return f"{_speedup(cell):.2f} {'█' * (eighths // 8)}{bar[eighths % 8 - 1] if eighths % 8 else ''}{mark}"

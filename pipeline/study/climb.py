@@ -1,0 +1,172 @@
+"""The groups of a study that looks for the best number of jobs (`advise_minutes`), chosen while it runs.
+
+In the first block, each sharing mode gets one more job while its speed-up rises. A later block repeats the groups that
+may still be the answer and the best one of each mode, and adds one more job where the largest number is the best. The
+study ends when the answer is decided, or when its minutes are over.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.system import entry_points, user_command
+from pipeline.base.system.words import format_count, group_by
+from pipeline.observe.group_result import GroupResult
+
+if TYPE_CHECKING:
+    from pipeline.report.evaluate.recommendation import Recommendation
+
+_RUNGS_OF_LAUNCH = 3
+"""Numbers of jobs that a launch of the first block adds, if one launch measures several."""
+_BLOCKS_WITHOUT_FIGURE = 2
+"""Blocks after which a study ends if none of its groups has a valid speed-up."""
+
+
+class Climb:
+    """The choice of groups, and the answer.
+
+    Attributes:
+        recommendation: the recommendation after the last complete block; `None` without a valid speed-up.
+        is_decided: whether another block would not change the recommendation.
+    """
+
+    def __init__(
+        self, experiment: str, groups: Sequence[Group], minutes: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.experiment, self.minutes, self._clock = experiment, minutes, clock
+        self.recommendation: Recommendation | None = None
+        self.is_decided = False
+        self._begin_s = clock()
+        self._block, self._chosen = 1, set[str]()
+        shared = {group.key: group for group in groups if not group.sequential and group.skip_reason is None}
+        self._ladders = [
+            sorted(members, key=lambda group: len(group.jobs))
+            for members in group_by(shared.values(), lambda group: (group.scenario, str(group.options))).values()
+        ]
+
+    def select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
+        """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
+        if self.remaining_s > 0 and launch[0].block != self._block:
+            self._begin_block(launch[0].block, rows)
+        if self.is_decided or self.remaining_s <= 0:
+            return []
+        ran = {row.group.digest for row in rows}
+        groups = [group for group in launch if group.skip_reason is None and group.digest not in ran]
+        if self._block > 1:
+            return [group for group in groups if group.sequential or group.key in self._chosen]
+        shared = [group for group in groups if not group.sequential]
+        is_open = len(shared) < len(groups) or self._rises(shared, rows)
+        # A launch of several groups measures as many in the time of one.
+        return groups if len(shared) < len(groups) else shared[-_RUNGS_OF_LAUNCH:] if is_open else []
+
+    @property
+    def remaining_s(self) -> float:
+        """The seconds until no group is started."""
+        return 60 * self.minutes - (self._clock() - self._begin_s)
+
+    def evaluate(self, rows: Sequence[GroupResult]) -> None:
+        """Update the recommendation, and the groups that the next block runs."""
+        # Imported late, because the modules of the report take long to import.
+        from pipeline.report.evaluate.cells import label_cases, make_cells
+        from pipeline.report.evaluate.recommendation import recommend
+        from pipeline.report.read.result_rows import make_study_of_results
+
+        study = make_study_of_results(self.experiment, rows)
+        self.recommendation = recommendation = recommend(make_cells(study))
+        if recommendation is None:
+            self._chosen = {group.key for ladder in self._ladders for group in ladder[:1]}
+            return
+        cases = label_cases(study)
+        keys = {(cases[row.run_id], row.degree, row.mode): row.key for row in study.rows}
+        best = recommendation.best_of_modes
+        cells = [recommendation.choice, recommendation.fastest, *recommendation.open, *best]
+        contenders = {keys.get((cell.case, cell.degree, cell.mode), "") for cell in cells}
+        ran = {row.group.key for row in rows}
+        slower = {
+            keys[cell.case, cell.degree, cell.mode]
+            for cell in best
+            if not cell.sharing.gives_up and recommendation.is_slower(cell)
+        }
+        rungs = set(self._list_next_rungs({keys[cell.case, cell.degree, cell.mode] for cell in best} - slower, ran))
+        self._chosen = contenders | rungs
+        self.is_decided = recommendation.has_interval and not recommendation.open and not rungs
+
+    def _begin_block(self, block: int, rows: Sequence[GroupResult]) -> None:
+        self._block = block
+        self.evaluate(rows)
+        if self.recommendation is None and block > _BLOCKS_WITHOUT_FIGURE:
+            self.is_decided = True
+
+    def _rises(self, groups: Sequence[Group], rows: Sequence[GroupResult]) -> bool:
+        """Return whether the speed-up still rises below groups of one mode, the last of which has the fewest jobs."""
+        if not groups:
+            return False
+        ladder = next(members for members in self._ladders if any(member.key == groups[-1].key for member in members))
+        by_key = {row.group.key: row for row in rows}
+        num_jobs = len(groups[-1].jobs)
+        below = [by_key.get(member.key) for member in ladder if len(member.jobs) < num_jobs]
+        if not below or below[-1] is None:
+            return not below
+        speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below if row is not None]
+        return below[-1].result is Result.OK and speeds[-1] > max(speeds[:-1], default=1.0)
+
+    def _list_next_rungs(self, best: set[str], ran: set[str]) -> Iterator[str]:
+        """Yield the group with one more job in each mode whose largest number of jobs is the best."""
+        for ladder in self._ladders:
+            keys = [group.key for group in ladder]
+            number = max((place for place, key in enumerate(keys) if key in ran), default=-1)
+            if number >= 0 and keys[number] in best and number + 1 < len(keys):
+                yield keys[number + 1]
+
+    def answer(self, rows: Sequence[GroupResult], options: Sequence[str]) -> Iterator[str]:
+        """Yield the lines of the answer; `options` is the command line of the study."""
+        from pipeline.report.evaluate.recommendation import describe_recommendation
+
+        self.evaluate(rows)
+        device = rows[0].group.device
+        is_gpu = device.is_gpu
+        if (recommendation := self.recommendation) is None:
+            yield f"No answer: no group of several jobs has a valid speed-up; {_explain(rows)}"
+            return
+        yield from describe_recommendation(
+            recommendation, memory_mib=device.memory_mib if is_gpu else None, is_decided=self.is_decided
+        )
+        yield ""
+        blocks = format_count(len({row.group.block for row in rows}), "block")
+        yield f"{blocks} on {device.name}; ranges are 95 % intervals, which need 3 blocks."
+        if device.is_simulated:
+            yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
+        elif not is_gpu:
+            yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
+        choice, start = recommendation.choice, entry_points.divide(options)[0]
+        if choice.degree > 1:
+            scenario = next(row.group.scenario for row in rows if _is_of(row, choice.degree, choice.sharing.name))
+            number = [] if choice.case.is_mix else [f"degree={choice.degree}"]
+            yield f"run it: {entry_points.spell_again(start, *_replace(options, f'scenario={scenario}', *number))}"
+        if not self.is_decided:
+            more = _replace(options, "resume=true", f"advise_minutes={2 * self.minutes:g}", keeps_study=True)
+            yield f"go on:  {entry_points.spell_again(start, *more)}"
+
+
+def _is_of(row: GroupResult, degree: int, scenario: str) -> bool:
+    return len(row.group.measured) == degree and row.group.scenario == scenario
+
+
+def _explain(rows: Sequence[GroupResult]) -> str:
+    reasons = [row.marks.invalid or row.reason for row in rows if row.marks.invalid or row.reason]
+    return textwrap.shorten(reasons[0], 200) if reasons else "the jobs have no rate in common"
+
+
+def _replace(options: Sequence[str], *new: str, keeps_study: bool = False) -> list[str]:
+    """Replace the options that set the number of jobs and the study by new ones."""
+    dropped = {user_command.key_of(word) for word in new} | ({"resume"} if keeps_study else {"advise_minutes"})
+    overrides, program = user_command.divide(entry_points.divide(options)[1])
+    remaining = [word for word in overrides if user_command.key_of(word) not in dropped]
+    if not keeps_study:
+        remaining = [word for word in remaining if word not in ("-m", "--multirun", "+experiment=advise")]
+    return [*remaining, *new, *program]

@@ -1,0 +1,157 @@
+"""`advise_minutes`: which groups run, and whether the answer names the right mode and number of jobs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeline.base.domain.records import Result
+from pipeline.observe.baseline_comparison import Comparison
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.study.climb import Climb
+from tests.support.rows import group
+
+pytestmark = pytest.mark.covers("pipeline/study/climb.py", "pipeline/report/evaluate/recommendation.py")
+GROUP_S = 6.0
+CURVES = {
+    "saturating": {"naive": (1, 1.5, 1.7, 1.72, 1.72), "mps": (1, 1.8, 2.3, 2.32, 2.30)},
+    "rising": {"naive": (1, 1.6, 2.1, 2.5, 2.8, 3.0), "mps": (1, 1.9, 2.7, 3.4, 4.0, 4.5)},
+    "falling": {"naive": (1, 1.4, 1.2, 1.1), "mps": (1, 1.35, 1.15, 1.0)},
+    "full": {"naive": (1, 0.9, 0.88, 0.87), "mps": (1, 0.97, 0.96, 0.95)},
+    "same modes": {"naive": (1, 1.7, 1.71, 1.7), "mps": (1, 1.7, 1.71, 1.7)},
+}
+RIGHT = {
+    "saturating": ("mps", 3),
+    "rising": ("mps", 6),
+    "falling": ("naive", 2),
+    "full": ("serial", 1),
+    "same modes": ("naive", 2),
+}
+
+
+def plan(curves, num_blocks=30):
+    """Return the groups as a study plans them: the job alone first, then each mode with more and more jobs."""
+    groups = []
+    for block in range(1, num_blocks + 1):
+        groups.append(group("a", sequential=True, block=block))
+        for scenario, curve in curves.items():
+            for degree in range(2, len(curve) + 1):
+                names = ("a",) * degree
+                digest = f"{scenario}-{degree}"
+                groups.append(group(*names, block=block, scenario=scenario, key=digest, digest=f"{block}-{digest}"))
+    return groups
+
+
+class Machine:
+    """A device whose speeds are known, with noise of each group and a host whose speed drifts from block to block."""
+
+    def __init__(self, curves, seed, noise, drift=0.0):
+        self.curves, self.random, self.noise, self.drift = curves, random.Random(seed), noise, drift
+        self.clock_s, self.host = 0.0, 1.0
+
+    def run(self, the_group):
+        self.clock_s += GROUP_S
+        if the_group.sequential:
+            self.host *= self.random.lognormvariate(0, self.drift)
+        degree = len(the_group.jobs)
+        total = 1.0 if the_group.sequential else self.curves[the_group.scenario][degree - 1]
+        rate = 100 * total / degree * self.host * self.random.lognormvariate(0, self.noise)
+        jobs = tuple(
+            JobResult(job=job, result=Result.OK, reason="", metrics={"throughput_samples_per_s": rate})
+            for job in the_group.jobs
+        )
+        return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs)
+
+
+def search(curves, machine, minutes=10.0):
+    """Run a study; return its climb and its rows."""
+    groups, comparison, rows = plan(curves), Comparison(), []
+    climb = Climb("test", groups, minutes, clock=lambda: machine.clock_s)
+    for the_group in groups:
+        for selected in climb.select([the_group], [comparison.get_latest(row) for row in rows]):
+            rows.append(machine.run(selected))
+            comparison.add(rows[-1])
+    rows = [comparison.get_latest(row) for row in rows]
+    climb.evaluate(rows)
+    return climb, rows
+
+
+def name(climb):
+    choice = climb.recommendation.choice
+    return choice.sharing.name, choice.degree
+
+
+def true_speed(case, choice):
+    scenario, degree = choice
+    return 1.0 if scenario == "serial" else CURVES[case][scenario][degree - 1]
+
+
+def count_outcomes(seeds, noise):
+    outcomes = {"right": 0, "wrong": 0, "open": 0}
+    for case, curves in CURVES.items():
+        for seed in seeds:
+            climb, _ = search(curves, Machine(curves, seed, noise, drift=0.05))
+            choice = name(climb)
+            is_right = choice == RIGHT[case]
+            outcomes["open" if not climb.is_decided else "right" if is_right else "wrong"] += 1
+            assert true_speed(case, choice) >= 1.0 or not climb.is_decided, (case, seed)
+    return outcomes
+
+
+def test_the_answer_is_right_or_left_open_with_little_noise():
+    outcomes = count_outcomes([0], noise=0.01)
+    assert outcomes["wrong"] == 0 and outcomes["right"] >= 4
+
+
+@pytest.mark.slow
+def test_of_a_hundred_answers_with_noise_eighty_are_right_and_at_most_five_are_wrong():
+    outcomes = count_outcomes(range(20), noise=0.03)
+    assert outcomes["right"] >= 80 and outcomes["wrong"] <= 5
+
+
+def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
+    curves = {"naive": (1, 1.5, 1.4, 9.9), "mps": (1, 1.8, 2.3, 2.0, 9.9)}
+    _, rows = search(curves, Machine(curves, 0, noise=0.0))
+    first = [(row.group.scenario, len(row.group.jobs)) for row in rows if row.group.block == 1]
+    assert first == [("serial", 1), ("naive", 2), ("naive", 3), ("mps", 2), ("mps", 3), ("mps", 4)]
+
+
+def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
+    curves = CURVES["saturating"]
+    machine = Machine(curves, 0, noise=0.05)
+    climb, rows = search(curves, machine, minutes=0.6)
+    assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
+    text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
+    assert text.startswith("Not decided. So far: Run ")
+    assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
+
+
+def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
+    curves = {**CURVES["saturating"], "streams": (1, 2.0, 2.6, 2.5)}
+    machine = Machine(curves, 0, noise=0.002)
+    climb, rows = search(curves, machine)
+    lines = list(climb.answer(rows, ["run.py", "-m", "+experiment=advise", "--", "train.py", "--epochs", "3"]))
+    text = " ".join(lines)
+    assert text.startswith("Run 3 copies under MPS: 2.29 times the work an hour (2.28 to 2.31); each takes 1.31 times")
+    assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
+    assert "Same user, no isolation: 3 copies in one process, 2.6" in text
+    assert "scenario=mps degree=3 -- train.py --epochs 3" in text
+    assert max(map(len, lines[: lines.index("")])) <= 80
+
+
+def test_a_full_device_is_left_to_one_job_at_a_time():
+    curves = CURVES["full"]
+    climb, rows = search(curves, Machine(curves, 0, noise=0.002))
+    text = " ".join(climb.answer(rows, ["run.py"]))
+    assert text.startswith("Run one job at a time; sharing gains nothing.") and "run it:" not in text
+    assert len(rows) < 20
+
+
+def test_rows_without_a_speed_up_give_no_answer_but_a_reason():
+    the_group = group("a", "a")
+    climb = Climb("test", [the_group], 10)
+    row = GroupResult(group=the_group, result=Result.FAILED, reason="the job exited with 1")
+    assert list(climb.answer([row], ["run.py"])) == [
+        "No answer: no group of several jobs has a valid speed-up; the job exited with 1"
+    ]
