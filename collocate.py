@@ -63,9 +63,9 @@ def main() -> None:
 
 def _expand_advice(words: Sequence[str]) -> list[str]:
     """Convert the arguments of `advise` to those of `run`; exit for `--help` and for wrong minutes."""
-    import argparse
+    from pipeline.base.system.command_parser import CommandParser
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="collocate advise",
         usage="%(prog)s [--minutes 10] [KEY=VALUE ...] [-- SCRIPT ARGUMENT ...]",
         description="Measure one, two, three, ... copies of a job in each sharing mode, until the best is decided. "

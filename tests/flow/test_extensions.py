@@ -26,7 +26,13 @@ from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 
 PAGES = ("your_own_listener", "your_own_workload", "your_own_sharing_mode", "your_own_column")
-pytestmark = pytest.mark.covers("docs/architecture.md", *(f"docs/{name}.md" for name in PAGES))
+pytestmark = pytest.mark.covers(
+    "docs/architecture.md",
+    "docs/your_own_listener.md",
+    "docs/your_own_workload.md",
+    "docs/your_own_sharing_mode.md",
+    "docs/your_own_column.md",
+)
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
 OF_FORKS = ("tests/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")

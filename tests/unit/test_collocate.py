@@ -164,4 +164,7 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
     ]
     with pytest.raises(SystemExit) as stopped:
         module._expand_advice(["--minutes", "soon"])
-    assert stopped.value.code == 2 and "invalid float value: 'soon'" in capsys.readouterr().err
+    assert (
+        stopped.value.code == 2
+        and "error: --minutes: 'soon' is not a number; write a number" in capsys.readouterr().err
+    )

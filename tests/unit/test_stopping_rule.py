@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.observe.study_progress import PastGroup, Progress
 from pipeline.prepare.device import nvml
 from pipeline.simulation.machine.state_file import Settings
+from pipeline.simulation.nvml import library as simulated
 from pipeline.study import executor
 from pipeline.study.stopping_rule import StoppingRule
 from tests.support.nvml_library import NvmlLibrary, installed
@@ -174,7 +176,8 @@ def refresh_device(planned: Any) -> tuple[dict[str, str], list[str]]:
 
 
 def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) -> None:
-    library.functions["nvmlDeviceGetEnforcedPowerLimit"] = library._nvmlDeviceGetEnforcedPowerLimit
+    name = "nvmlDeviceGetEnforcedPowerLimit"
+    library.functions[name] = partial(library._fill_numbers, simulated._NUMBERS[name])
     library.change(settings=Settings(power_limit_w=700))
     (device,) = nvml.list_devices()
     planned = group("a", device=device)

@@ -273,7 +273,7 @@ def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Fl
     return adjusted[..., :m], adjusted[..., m:]
 
 
-def blocks_needed(test: Test, num_tests: int) -> int | None:
+def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | None:
     """Estimate the number of blocks for a verdict, if their scatter stays the same; `None` if unknown or too large.
 
     With this number of blocks, the claim that is now more likely (different or equal) passes the strictest step of the
@@ -281,7 +281,7 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
     """
     if test.deviation is None:
         return None
-    log_margin, distance = math.log1p(MARGIN), abs(test.mean)
+    log_margin, distance = math.log1p(margin), abs(test.mean)
     level = (1 - CONFIDENCE) / num_tests
     if distance > log_margin:
         level /= 2  # the test for a difference is two-sided
