@@ -193,6 +193,11 @@ FINDINGS = """
          kind: quantity, quantity: throughput_total_products_per_s, modes: [naive], low: 1}
     """
 
+MIG_TABLE = "pipeline/base/domain/mig_profiles.json"
+(A30,) = re.findall(
+    r'^  "A30-24GB": \{\n.*?^  \},\n', (PROJECT_DIR / MIG_TABLE).read_text("utf-8"), re.DOTALL | re.MULTILINE
+)
+
 
 @dataclass(frozen=True)
 class Addition:
@@ -272,6 +277,11 @@ ADDED = {
         {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": ("tally", "how many things there are"),\n'}},
     ),
     "study": Addition("added", {"conf/experiment/added.yaml": STUDY}),
+    "simulated GPU": Addition(
+        "q7_24gb",
+        {},
+        {MIG_TABLE: {'  "A30-24GB": {': A30.replace("A30-24GB", "Q7-24GB").replace("NVIDIA A30", "NVIDIA Q7")}},
+    ),
     "findings of a publication": Addition("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
 }
 
@@ -408,7 +418,7 @@ def check_report_column(study: Study) -> None:
 
 def check_listener(study: Study) -> None:
     """Its figure is in the table at the end, the store, the series, the report's tables and the figure over time."""
-    assert re.search(r" waiting .*\n(.* 0\.25 .*\n)+", study.out), study.out
+    assert re.search(r" waiting\b.*\n(.* 0\.25\b.*\n){4}", study.out), study.out
     metrics = study.group.data.metrics
     assert metrics["io_pressure_mean_ratio"] == metrics["system/pressure/io_pressure_ratio"] == 0.25
     assert "waiting for storage" in table(study, "utilisation")
@@ -461,18 +471,29 @@ def check_command_of_the_planner(study: Study) -> None:
 
 
 def check_study(study: Study) -> None:
-    names = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
+    names = [line.split()[1] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
     assert sorted(names) == [
-        "naive-2x-products",
-        "queues-1x-products-connections=4-tracer",
-        "queues-2x-products-connections=4",
-        "serial-1x-products",
+        "naive-2x",
+        "queues-1x-connections=4-tracer",
+        "queues-2x-connections=4",
+        "serial-1x",
     ]
 
 
 def check_findings(study: Study) -> None:
     assert "two run at some rate" in table(study, "hearsay")
     assert "What is said and ours" in (study.report / "index.html").read_text(encoding="utf-8")
+
+
+def check_simulated_gpu(study: Study) -> None:
+    """It has the MIG profiles of its entry, and no others."""
+    command = ["run.py", "gpu=simulated_q7_24gb", "workload=tiny", "scenario=mig", "dry_run=true", "baseline=never"]
+    planned, refused = (
+        run_python(study.tree, *command, "degree=1", f"scenario.profiles=[{profile}]", f"gpu.lock_dir={study.tree}")
+        for profile in ("4g.24gb", "3g.20gb")
+    )
+    assert planned.returncode == 0 and "NVIDIA Q7 is simulated" in planned.stderr + planned.stdout, planned.stderr
+    assert refused.returncode == 2 and "3g.20gb" in refused.stderr, refused.stderr
 
 
 def check_mode_in_one_process(study: Study) -> None:
@@ -499,6 +520,7 @@ CHECKS = {
     "command of the planner": check_command_of_the_planner,
     "study": check_study,
     "findings of a publication": check_findings,
+    "simulated GPU": check_simulated_gpu,
 }
 
 
