@@ -27,6 +27,7 @@ from pipeline.plan.inventory import take_inventory as take_inventory
 from tests.support import changed_rooms, experiments, forks
 from tests.support.experiments import composed
 
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 _MEMORY = Path("/dev/shm")
 _MEMORY_GIB = 4
 
@@ -76,10 +77,7 @@ _IMPORTING_TORCH = {
         "canary",
         "image_data",
         "infer",
-        "micro",
-        "published",
         "stressor",
-        "text_models",
         "train_text",
         "train_timm",
     )

@@ -10,8 +10,10 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks, studies
+from tests.support.tables import refused_programs, refused_words
 
 pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
+PACKAGE = "# @package _global_\n"
 RUN = f"python {PROJECT_DIR}/run.py"
 
 
@@ -39,93 +41,50 @@ def refusal_of(tmp_path, monkeypatch, capsys):
     return refusal
 
 
-def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
-    message = "degre does not exist; did you mean degree?"
-    assert run(tmp_path, "degre=3") == (2, f"error: {message}\n")
+@pytest.mark.sampled(6)
+@refused_programs()
+def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path, argv, pattern):
+    status, err = run(tmp_path, *argv)
+    assert status == 2 and re.fullmatch(f"error: {pattern}\n", err.replace(RUN, "<RUN>")), err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("content", "message"),
     [
-        ("degre=3", "degre does not exist; did you mean degree?"),
-        ("+degre=3", "degre does not exist; did you mean degree?"),
+        (f"{PACKAGE}windw: {{seconds: 3}}", "{file}: windw does not exist; did you mean window?"),
+        (f"{PACKAGE}window: {{second: 3}}", "{file}: window.second does not exist; did you mean window.seconds?"),
+        (f"{PACKAGE}window: {{seconds: long}}", "{file}: window.seconds must be a number"),
         (
-            "+workload.batchsize=3",
-            "workload.batchsize does not exist; did you mean workload.batch_size?",
+            f"{PACKAGE}hydra: {{mode: MULTIRUN}}\nblocks: [{{degree: 2,3}}]",
+            '{file}: blocks[0]: 3 is not a key; quote several values: degree: "2,3"',
         ),
         (
-            "workload.lr=0.1",
-            "workload.lr does not exist; did you mean workload.learning_rate? (for a script: workload.flags.lr)",
+            f"{PACKAGE}blocks:\n  - {{mix: [M,S],[S]}}\n",
+            '{folder}/{file}, line 3: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"',
         ),
-        ("window.second=3", "window.second does not exist; did you mean window.seconds?"),
-        (
-            "listeners.nvml.options.program=x",
-            "listeners.nvml.options.program does not exist; add it with +listeners.nvml.options.program=VALUE",
-        ),
-        (
-            "window.x=3",
-            "window.x does not exist; choose one of epochs, kind, most_s, seconds, settle_s, slice_s, slice_settle_s",
-        ),
-        (
-            "exporter.port=9411",
-            "exporter.port does not exist in exporter=none; add exporter=prometheus",
-        ),
-        (
-            "scenario.layout=existing",
-            "scenario.layout does not exist in scenario=naive; add scenario=mig",
-        ),
-        (
-            "scenario=nave",
-            "scenario=nave does not exist; did you mean naive? "
-            "Or choose one of green, mig, mig_mps, mps, mps_percent, mps_static, naive, serial, streams, timeslice",
-        ),
-        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
-        ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
-        ("duration=minutes", "duration=minutes needs a plus; write +duration=minutes"),
-        ("rehearse=big", "rehearse=big needs a plus; write +rehearse=..., one of tiny"),
-        ("env.file=a.txt", "env.file does not exist in this env; add env=conda or venv"),
-        (
-            "limits=3",
-            f"limits=3 must be a map; set limits.NAME=VALUE ({RUN} --help-keys limits lists the names)",
-        ),
-        ("mix={a: 1}", "mix={a: 1} must be a list; write 'mix=[A,B]'"),
-        ("mix=S", "mix=S must be a list; write 'mix=[A,B]'"),
-        ("window.seconds=long", "window.seconds=long must be a number"),
-        ("env=docker", "env=docker does not exist; choose one of apptainer, conda, current, existing, venv"),
-        ("degree=two", "degree=two must be a whole number"),
-        (
-            "scenario=naive,mps",
-            f"scenario=naive,mps has 2 values; to run each value, add -m ({RUN} -m scenario=naive,mps)",
-        ),
-        ("mix=[S,", "mix=[S, cannot be read; write the list as \"mix=['S']\""),
-        ("data.root=~/a b", "data.root=~/a b cannot be read; write the text as \"data.root='~/a b'\""),
-        (
-            "scenario=null",
-            f"a group needs the name of one choice, such as gpu=cpu; {RUN} --help lists all choices",
-        ),
-        ("order={a: 1}", "order={a: 1} must be one of random, listed"),
-        ("pin_cpus=[a]", "pin_cpus=[a] must be true or false"),
-        ("reproduce={a: 1}", "reproduce={a: 1} must be a text"),
         *(
-            (
-                f"workload.flags={value}",
-                f"workload.flags={value} must be a map; write workload.flags.NAME=VALUE or "
-                "'workload.flags={NAME: VALUE}'",
-            )
-            for value in ("1", "[1]")
+            (f"# Mine\n{content}", "{file} must begin with the line # @package _global_")
+            for content in ("degree: 2", "blocks: []", "# @package global\ndegree: 2", f"degree: 2\n{PACKAGE}")
         ),
-        ("workload.epochs=3", "workload.epochs does not exist; did you mean window.epochs, with window=work?"),
-        ("batch_size=8", "batch_size does not exist; did you mean workload.batch_size?"),
-        ("scenario.degree=3", "scenario.degree does not exist; did you mean degree?"),
-        ("~env=1e3", "~env=VALUE does not match the value of env; write ~env"),
-        ("gpu.admin=,", "gpu.admin=, must be a list; write 'gpu.admin=[A,B]'"),
-        ("~window.x", "Could not delete from config. 'window.x' does not exist"),
+        ("a: [1\nb: {", "the configuration cannot be read: while parsing"),
     ],
 )
+def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, message):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(content)
+    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
+    expected = message.format(file="experiment/mine.yaml", folder=tmp_path)
+    is_unreadable = expected.endswith("while parsing") and f'"{tmp_path}/experiment/mine.yaml", line 2' in err
+    assert status == 2 and (err == f"error: {expected}\n" or is_unreadable), err
+    assert err.startswith(f"error: {expected}") and err.count("\n") == 1
+
+
+@pytest.mark.sampled(16)
+@refused_words()
 def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_path, argument, message):
-    assert refusal_of(argument) == (2, f"error: {message}\n")
+    assert refusal_of(argument) == (2, f"error: {message.replace('<RUN>', RUN)}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -199,111 +158,10 @@ def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_
     assert re.search(line, done.stderr), done.stderr
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny", "duration=minutes,minutes"])
-def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
-    name = group.partition("=")[0]
-    message = f"+{group} cannot be swept; start a study for each {name}"
-    assert run(tmp_path, "-m", f"+{group}") == (2, f"error: {message}\n")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_blocks_without_a_sweep_are_refused(tmp_path):
-    message = "this experiment is a sweep; add -m"
-    assert run(tmp_path, "blocks=[{degree: 2}]") == (2, f"error: {message}\n")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
-def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
-    message = "blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'"
-    assert run(tmp_path, "-m", f"blocks={blocks}") == (2, f"error: {message}\n")
-    message = "blocks=[],[] is not a list of grids; write 'blocks=[{degree: 2},...]'"
-    assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: {message}\n")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("windw: {seconds: 3}", "windw does not exist; did you mean window?"),
-        ("window: {second: 3}", "window.second does not exist; did you mean window.seconds?"),
-        ("window: {seconds: long}", "window.seconds must be a number"),
-        (
-            "hydra: {mode: MULTIRUN}\nblocks: [{degree: 2,3}]",
-            'blocks[0]: 3 is not a key; quote several values: degree: "2,3"',
-        ),
-    ],
-)
-def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, message):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
-    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
-    assert (status, err) == (2, f"error: experiment/mine.yaml: {message}\n")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "content", ["degree: 2", "blocks: []", "# @package global\ndegree: 2", "degree: 2\n# @package _global_"]
-)
-def test_an_experiment_file_without_its_first_line_is_named(tmp_path, content):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(f"# Mine\n{content}\n")
-    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
-    assert (status, err) == (2, "error: experiment/mine.yaml must begin with the line # @package _global_\n")
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["degree=2", "--foo"], "unrecognized arguments: --foo"),
-        (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
-        (["degree=2", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
-        (["--config-dir", "nosuch", "degree=2"], "--config-dir "),
-        (["+seed=3"], "seed already exists; write seed=VALUE without the plus"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message):
-    status, err = run(tmp_path, *arguments)
-    assert status == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1, err
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
-def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
-    message = f"{argument} matches no value; use existing values"
-    assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
-
-
 def test_a_folder_of_configurations_with_a_typing_mistake_is_named_with_the_right_one(tmp_path):
     (tmp_path / "configs").mkdir()
     message = f"--config-dir {tmp_path}/confgs does not exist; did you mean {tmp_path}/configs?"
     assert run(tmp_path, "--config-dir", "confgs") == (2, f"error: {message}\n")
-
-
-def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/bad.yaml").write_text("a: [1\nb: {")
-    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=bad")
-    assert status == 2 and err.startswith("error: the configuration cannot be read: while parsing")
-    assert err.count("\n") == 1 and f'"{tmp_path}/experiment/bad.yaml", line 2' in err
-
-
-def test_lists_without_quotes_are_one_line_that_names_the_place(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nblocks:\n  - {mix: [M,S],[S]}\n")
-    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
-    place = f"{tmp_path}/experiment/mine.yaml, line 3"
-    message = f'{place}: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"'
-    assert (status, err) == (2, f"error: {message}\n")
-
-
-def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
-    message = f"no key begins with nothing; {RUN} --help-keys prints all keys"
-    assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 
 @pytest.mark.slow

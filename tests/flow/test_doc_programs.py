@@ -19,7 +19,6 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.contrasts import Decision
 from tests.conftest import TOYS
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("benchmarks", "docs/notebooks", "docs/your_own_script.md")
 
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"

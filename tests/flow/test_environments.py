@@ -19,7 +19,6 @@ from tests.support.packages import Channel, wheel
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import Study
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare/env", "pipeline/launch")
 
 for name in ("rattler", "uv"):
@@ -50,12 +49,12 @@ def run(program, tmp_path) -> Callable[..., tuple[int, str, str]]:
     program.last = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
 
     def run_in(*arguments: str, **options: bool) -> tuple[int, str, str]:
-        return program.run(*arguments, *cache_in(tmp_path, arguments), **options)
+        return program.run(*arguments, *list_cache(tmp_path, arguments), **options)
 
     return run_in
 
 
-def cache_in(folder: Path, arguments: Sequence[str]) -> list[str]:
+def list_cache(folder: Path, arguments: Sequence[str]) -> list[str]:
     is_built = {"env=conda", "env=venv"} & set(arguments)
     return [f"env.cache_root={folder}/cache"] if is_built else []
 
@@ -66,7 +65,7 @@ def begin(study_of, tmp_path) -> Callable[..., Study]:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def begin_here(*arguments: str) -> Study:
-        return study_of(*arguments, "listeners=[host]", *cache_in(tmp_path, arguments))
+        return study_of(*arguments, "listeners=[host]", *list_cache(tmp_path, arguments))
 
     return begin_here
 

@@ -17,7 +17,6 @@ from tests.support.run_cases import SHORT, TOY
 from tests.support.servers import refuse_or_skip
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe/exporters")
 DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
 STUDY = [*TOY, *SHORT[1:], "window.seconds=2", "degree=2", "baseline=always", "listeners=[host]"]
@@ -64,7 +63,7 @@ def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group
             assert len(names) == 1  # no series of a group is there when the next one has begun
             groups += names - set(groups)
             arrived |= drop_phase(shown)
-            for series in drop_phase(scraped(port)):
+            for series in drop_phase(read_scrape(port)):
                 # The first scrape after that may have been under way already, and the last one not be shown yet.
                 due |= {series} if num_answered >= exported.setdefault(series, num_answered) + 3 else set()
         time.sleep(0.1)
@@ -86,7 +85,7 @@ def drop_phase(series):
     return {frozenset((label, value) for label, value in labels if label != "phase") for labels in series}
 
 
-def scraped(port):
+def read_scrape(port):
     """The labels of every series that is exported now; none once the study is over."""
     from prometheus_client.parser import text_string_to_metric_families
 

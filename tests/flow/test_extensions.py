@@ -25,7 +25,6 @@ import yaml
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 PAGES = ("your_own_listener", "your_own_workload", "your_own_sharing_mode", "your_own_column")
 pytestmark = pytest.mark.covers(
     "docs/architecture.md",
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.covers(
 )
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
-OF_FORKS = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
+OF_FORKS = ("tests/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
 
 ROOMS = """
     from pipeline.base.domain.records import HostProgram
@@ -194,6 +193,11 @@ FINDINGS = """
          kind: quantity, quantity: throughput_total_products_per_s, modes: [naive], low: 1}
     """
 
+MIG_TABLE = "pipeline/base/domain/mig_profiles.json"
+(A30,) = re.findall(
+    r'^  "A30-24GB": \{\n.*?^  \},\n', (PROJECT_DIR / MIG_TABLE).read_text("utf-8"), re.DOTALL | re.MULTILINE
+)
+
 
 @dataclass(frozen=True)
 class Addition:
@@ -273,11 +277,16 @@ ADDED = {
         {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": ("tally", "how many things there are"),\n'}},
     ),
     "study": Addition("added", {"conf/experiment/added.yaml": STUDY}),
+    "simulated GPU": Addition(
+        "q7_24gb",
+        {},
+        {MIG_TABLE: {'  "A30-24GB": {': A30.replace("A30-24GB", "Q7-24GB").replace("NVIDIA A30", "NVIDIA Q7")}},
+    ),
     "findings of a publication": Addition("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
 }
 
 
-def rows_of_the_table() -> dict[str, list[str]]:
+def read_rows_of_the_table() -> dict[str, list[str]]:
     """The files that each row of the page's table names, by what they add."""
     section = PAGE.read_text(encoding="utf-8").partition("\n## To add something\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
@@ -285,12 +294,12 @@ def rows_of_the_table() -> dict[str, list[str]]:
 
 
 def test_every_row_of_the_table_is_executed_and_nothing_else() -> None:
-    assert rows_of_the_table().keys() == ADDED.keys() == CHECKS.keys()
+    assert read_rows_of_the_table().keys() == ADDED.keys() == CHECKS.keys()
 
 
 @pytest.mark.parametrize("kind", ADDED)
 def test_the_files_of_a_row_are_those_that_are_touched(kind: str) -> None:
-    named = rows_of_the_table()[kind]
+    named = read_rows_of_the_table()[kind]
     assert sorted(path.replace("NAME", ADDED[kind].name) for path in named) == sorted(ADDED[kind].paths)
     assert sum(path.endswith(".py") for path in named) <= 2 and sum(path.endswith(".yaml") for path in named) <= 1
     for path in named:
@@ -320,7 +329,7 @@ class Study:
     report: Path
 
 
-def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
+def run_python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
     """Run a program of the tree, as a fork of a process that has imported its code."""
     return forks.run(*argv, cwd=tree, project=tree)
 
@@ -330,7 +339,7 @@ def make_command(tree: Path, *overrides: str) -> list[str]:
 
 
 def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return python(tree, *make_command(tree, *overrides))
+    return run_python(tree, *make_command(tree, *overrides))
 
 
 @pytest.fixture
@@ -358,7 +367,7 @@ def study(tmp_path: Path, template_store: Path) -> Study:
     done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     where = ["--root", tree / "mlruns", "--out", tree / "report", "--no-log"]
-    report = python(tree, "-m", "pipeline.report", "--experiment", "added", *where)
+    report = run_python(tree, "-m", "pipeline.report", "--experiment", "added", *where)
     assert report.returncode == 0, report.stderr
     from mlflow import MlflowClient
 
@@ -409,7 +418,7 @@ def check_report_column(study: Study) -> None:
 
 def check_listener(study: Study) -> None:
     """Its figure is in the table at the end, the store, the series, the report's tables and the figure over time."""
-    assert re.search(r" waiting .*\n(.* 0\.25 .*\n)+", study.out), study.out
+    assert re.search(r" waiting\b.*\n(.* 0\.25\b.*\n){4}", study.out), study.out
     metrics = study.group.data.metrics
     assert metrics["io_pressure_mean_ratio"] == metrics["system/pressure/io_pressure_ratio"] == 0.25
     assert "waiting for storage" in table(study, "utilisation")
@@ -458,22 +467,33 @@ def check_figure(study: Study) -> None:
 
 
 def check_command_of_the_planner(study: Study) -> None:
-    assert python(study.tree, "-m", "pipeline.planner", "tally", "one", "two").stdout == "2 things\n"
+    assert run_python(study.tree, "-m", "pipeline.planner", "tally", "one", "two").stdout == "2 things\n"
 
 
 def check_study(study: Study) -> None:
-    names = [line.split()[0] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
+    names = [line.split()[1] for line in study.out.splitlines() if re.search(r" ok\*? ", line)]  # * on a busy machine
     assert sorted(names) == [
-        "naive-2x-products",
-        "queues-1x-products-connections=4-tracer",
-        "queues-2x-products-connections=4",
-        "serial-1x-products",
+        "naive-2x",
+        "queues-1x-connections=4-tracer",
+        "queues-2x-connections=4",
+        "serial-1x",
     ]
 
 
 def check_findings(study: Study) -> None:
     assert "two run at some rate" in table(study, "hearsay")
     assert "What is said and ours" in (study.report / "index.html").read_text(encoding="utf-8")
+
+
+def check_simulated_gpu(study: Study) -> None:
+    """It has the MIG profiles of its entry, and no others."""
+    command = ["run.py", "gpu=simulated_q7_24gb", "workload=tiny", "scenario=mig", "dry_run=true", "baseline=never"]
+    planned, refused = (
+        run_python(study.tree, *command, "degree=1", f"scenario.profiles=[{profile}]", f"gpu.lock_dir={study.tree}")
+        for profile in ("4g.24gb", "3g.20gb")
+    )
+    assert planned.returncode == 0 and "NVIDIA Q7 is simulated" in planned.stderr + planned.stdout, planned.stderr
+    assert refused.returncode == 2 and "3g.20gb" in refused.stderr, refused.stderr
 
 
 def check_mode_in_one_process(study: Study) -> None:
@@ -500,6 +520,7 @@ CHECKS = {
     "command of the planner": check_command_of_the_planner,
     "study": check_study,
     "findings of a publication": check_findings,
+    "simulated GPU": check_simulated_gpu,
 }
 
 

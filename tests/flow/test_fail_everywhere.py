@@ -10,7 +10,6 @@ import pytest
 
 from tests.fail_everywhere import CHECKS, HOWS, SCENARIOS, Bench, fail_acceptance, fail_by_hand, fail_everywhere
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/study/executor.py")
 CASES = [(scenario, how) for scenario in SCENARIOS for how in HOWS]
 SOME = [number * len(HOWS) + number % len(HOWS) for number in range(len(SCENARIOS))]

@@ -75,14 +75,14 @@ def collocate(environment, tmp_path):
     return run
 
 
-def outputs(folder: Path) -> list[str]:
+def read_outputs(folder: Path) -> list[str]:
     return [path.read_text() for path in folder.glob("mlruns/artifacts/**/stdout.log")]
 
 
 def test_a_script_has_its_own_modules_and_its_results_lie_where_the_user_is(collocate, tmp_path):
     printed = collocate("run", "gpu=cpu", "degree=2", "baseline=never", "--", "train.py")
     assert "report: collocate report --experiment=collocation\n" in printed
-    assert outputs(tmp_path) == ["mine mine [] None\n"] * 2
+    assert read_outputs(tmp_path) == ["mine mine [] None\n"] * 2
     with sqlite3.connect(tmp_path / "mlruns/mlflow.db") as store:
         tags = dict(
             store.execute("SELECT t.key, t.value FROM tags t JOIN runs r USING (run_uuid) WHERE r.name LIKE 'naive%'")
@@ -115,7 +115,7 @@ def test_workers_of_several_gpus_find_their_modules(collocate, tmp_path):
     printed = collocate(
         "run", "-m", "hydra/launcher=gpus", *machine, "repeats=2", "degree=2", "baseline=never", "--", "train.py"
     )
-    assert len(outputs(tmp_path)) == 4, printed
+    assert len(read_outputs(tmp_path)) == 4, printed
 
 
 def test_what_is_written_goes_to_the_folder_of_the_user(collocate, tmp_path):

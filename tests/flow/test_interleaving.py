@@ -28,7 +28,6 @@ from tests.support.rows import group
 from tests.support.run_cases import groups
 from tests.support.toy_groups import PATIENT, make_jobs, prepare_launch
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/launch", "pipeline/observe")
 
 WINDOW = Window(kind=WindowKind.INTERLEAVED, seconds=0.4, settle_s=0.05, slice_s=0.1)

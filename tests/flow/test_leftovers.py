@@ -30,7 +30,6 @@ from tests.support.run_cases import SHORT, TOY
 from tests.support.simulated import set_faults
 from tests.support.waiting import wait_for_training, wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu", "pipeline/prepare")
 
 TOYS = [*run_cases.TOY, "listeners=host"]

@@ -15,7 +15,6 @@ from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from tests.support import forks
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/planner", "docs/cluster.md")
 
 

@@ -15,13 +15,13 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks, run_cases
+from tests.support.programs import write_script
 from tests.support.run_cases import TOY, groups
 from tests.support.run_program import Program
 from tests.support.studies import Study
 from tests.support.trace_format import problems
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/launch/profilers")
 SHORT = [*run_cases.SHORT, "listeners=[host]"]
 
@@ -36,8 +36,7 @@ def write_profilers(folder: Path) -> Path:
     folder.mkdir()
     for name in ("nsys", "ncu"):
         text = (PROJECT_DIR / "tests/toys/profiler.py").read_text(encoding="utf-8")
-        (folder / name).write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
-        (folder / name).chmod(0o755)
+        write_script(folder / name, text, sys.executable)
     return folder
 
 

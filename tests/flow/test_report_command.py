@@ -26,7 +26,6 @@ from tests.support import forks
 from tests.support.run_cases import TOY
 from tests.support.tracking_cases import client, runs_of
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
 
 NUM_RUNS = 14

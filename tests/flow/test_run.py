@@ -21,7 +21,6 @@ from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.run_program import Program
 from tests.support.waiting import wait_for_training, wait_until
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py", "pipeline/record/spool.py")
 
 IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"

@@ -1,17 +1,24 @@
-"""Scripts as users have them, through `python run.py`: their files, their figures, their failures."""
+"""Scripts and text models from the command line to the store: files, figures, failures and secrets."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from pipeline.record.store import results
 from tests.conftest import TOYS
+from tests.support.programs import commit_all
 from tests.support.run_cases import groups
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers(
-    "pipeline/observe/logged_rate.py", "pipeline/observe/output_rates.py", "pipeline/observe/output_lines.py"
+    "pipeline/observe/logged_rate.py",
+    "pipeline/observe/output_rates.py",
+    "pipeline/observe/output_lines.py",
+    "pipeline/base/system/secrets.py",
+    "workloads",
 )
 
 
@@ -106,3 +113,117 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_o
     for row, children in done.groups:
         assert row.data.tags["collocation.result"] == "failed"
         assert sorted(child.data.tags["collocation.result"] for child in children) == ["failed", "ok"]
+
+
+SCRIPT = """\
+import os, sys
+from helper import KEY
+API_KEY = "s3cr3t-script"
+assert [len(API_KEY), len(KEY["api_key"]), len(os.environ["HF_TOKEN"]), len(sys.argv[2])] == [13, 13, 12, 11]
+if "fail" in sys.argv:
+    sys.exit(f"no access for {os.environ['HF_TOKEN']}, password={sys.argv[2]}; https://me:s3cr3t-tail@h/x")
+"""
+SECRETS = (
+    *("environ.HF_TOKEN=s3cr3t-token", "environ.URL='https://h/?sig=s3cr3t-sig&v=1'", "flags.db_password=s3cr3t-flag"),
+    "environ.DSN='Server=h;Password=s3cr3t-dsn'",
+)
+WORDS = ("--password", "s3cr3t-word", "-H", "Authorization: Bearer s3cr3t-header", "ghp_" + "s3cr3T" * 6)
+
+
+@pytest.mark.slow
+def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text('KEY = {"api_key": "s3cr3t-helper"}\n')
+    commit_all(tmp_path, "train.py")
+    script.write_text(SCRIPT.replace('"s3cr3t-script"', '"s3cr3t-edited"'))
+    arguments = ["degree=1", "gpu=cpu", *(f"+workload.{secret}" for secret in SECRETS)]
+    status, out, err = run(*arguments, "--", "train.py", *WORDS, "fail")
+    assert status == 1
+    assert "s3cr3t" not in (out + err).lower()
+    assert "no access for <hidden>, password=<hidden>; https://<hidden>@h/x" in out
+    assert "to run it: " in err and "(with your own values for <hidden>)" in err
+    # By another process: one that closes a file of sqlite loses the locks of its own connections to it.
+    store = ["grep", "-rlEi", "--exclude=stderr.log", "s3cr3t", str(tmp_path / "mlruns")]
+    assert subprocess.run(store, capture_output=True, text=True).stdout == ""
+    ((group, (job,)),) = groups(client)
+    assert group.data.tags["collocation.reason"].count("<hidden>") == 3
+    assert job.data.params["environ.URL"] == "https://h/?sig=<hidden>&v=1"
+    assert job.data.params["environ.DSN"] == "Server=h;Password=<hidden>"
+
+
+@pytest.mark.slow
+def test_a_script_that_was_kept_without_its_secrets_is_not_run(run, client, tmp_path):
+    script, code = tmp_path / "train.py", 'password = "s3cr3t-script"\nassert len(password) == 13\n'
+    script.write_text(code)
+    assert run("degree=1", "--", "train.py")[0] == 0
+    ((group, _),) = groups(client)
+    again = f"reproduce={group.info.run_id}"
+    status, _, err = run(again, "dry_run=true")
+    assert status == 0 and f"script-train.py was recorded without its secrets; {script} runs instead" in err
+    (stored_script,) = tmp_path.glob("mlruns/artifacts/**/script-train.py")
+    assert stored_script.read_text() == code.replace("s3cr3t-script", "<hidden>")
+    script.write_text(stored_script.read_text())
+    status, _, err = run(again)
+    assert status == 2 and err.count("\n") == 1
+    assert f"{script} contains <hidden> in place of its secrets" in err
+    script.write_text(f"{code}# changed\n")
+    status, _, err = run(again, "dry_run=true")
+    assert status == 0 and "the original is artifact script-train.py, without its secrets" in err
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_text_models_are_measured_in_sequences_and_tokens(run, client, tmp_path):
+    small = [
+        "workload.sequence_tokens=16",
+        "workload.model_args.num_hidden_layers=1",
+        f"workload.cache_root={tmp_path}/c",
+    ]
+    window = ["window.seconds=1", "window.settle_s=0.1", "workload.warmup_steps=1"]
+    status, out, err = run("workload=tiny_text", "degree=2", *small, *window)
+    assert status == 0, err
+    assert "sequences/s" in out and "tokens/s" in out
+    by_name = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
+    assert by_name.keys() == {"naive-2x-tiny_text", "serial-1x-tiny_text"}
+    group, jobs = by_name["naive-2x-tiny_text"]
+    rate = group.data.metrics["throughput_total_sequences_per_s"]
+    assert group.data.metrics["throughput_total_tokens_per_s"] == pytest.approx(16 * rate)
+    assert group.data.metrics["speedup_vs_serial_ratio"] > 0, "the losses of the first steps are those of the job alone"
+    for job in jobs:
+        assert 0 < job.data.metrics["accuracy_ratio"] <= 1
+        assert job.data.metrics["canary_checked_count"] > 5
+        assert (job.data.params["task"], job.data.params["job.tokens_per_sequence"]) == ("classification", "16")
+    assert len([path for path in (tmp_path / "c").iterdir() if path.is_dir()]) == 2, "a tokeniser and the tokens"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
+    import pandas as pd
+
+    model = "{layers: [1, 1], channels: [8, 16], stem_chs: 8, stem_type: ''}"
+    status, _, err = run(
+        *("mix=[T,I]", "+workload@sizes.T=tiny", "+workload@sizes.I=infer_tiny"),
+        *(f"sizes.T.model_args={model}", f"sizes.I.model_args={model}", "sizes.T.image_px=8", "sizes.I.image_px=8"),
+        *("sizes.I.arrival=poisson", "sizes.I.rate_per_s=200", "sizes.I.objective_ms=1000"),
+        *("window.seconds=1", "window.settle_s=0.2", "baseline=never"),
+    )
+    assert status == 0, err
+    rows = results.load(tmp_path / "mlruns", "collocation").set_index("run_id")
+    together = rows[rows["group.params.scenario"] == "naive"]
+    assert len(together) == 2
+    service = together[together["params.work_unit"] == "requests"].iloc[0]
+    training = together[together["params.work_unit"] == "samples"].iloc[0]
+    assert service["metrics.throughput_requests_per_s"] > 0
+    assert service["metrics.goodput_requests_per_s"] > 0
+    assert training["metrics.throughput_samples_per_s"] > 0
+    assert pd.isna(service["metrics.throughput_samples_per_s"])
+    assert service["group.metrics.latency_mean_worst_ms"] == service["metrics.latency_mean_ms"]
+    assert not list(Path(tmp_path).rglob("requests.bin"))
+    (table,) = Path(tmp_path).rglob("requests.parquet")
+    due = pd.read_parquet(table)["intended_ns"]
+    assert due.is_monotonic_increasing
+    # They were to be sent at the rate that was asked for, whatever a busy machine has answered of them.
+    assert len(due) > 100
+    assert (len(due) - 1) / ((due.iloc[-1] - due.iloc[0]) / 1e9) == pytest.approx(200, rel=0.3)

@@ -26,12 +26,12 @@ from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support import fast_programs, power_source
+from tests.support.programs import write_script
 from tests.support.run_cases import BRIEF, TOY, groups
 from tests.support.run_program import Program
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 
-pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
 SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]
@@ -44,8 +44,7 @@ def decoys(tmp_path) -> Path:
     folder = tmp_path / "decoys"
     folder.mkdir()
     for name in DECOYS:
-        (folder / name).write_text(f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/decoys-ran\n')
-        (folder / name).chmod(0o755)
+        write_script(folder / name, f'echo "$0 $@" >> {tmp_path}/decoys-ran')
     return folder
 
 
@@ -76,14 +75,14 @@ def rehearse(study_of, tmp_path, monkeypatch, decoys) -> Callable[..., Study]:
     return partial(study_of, gpu="simulated_a100_40gb")
 
 
-def a100_in(folder: Path) -> StateFile:
+def get_a100(folder: Path) -> StateFile:
     """A machine to start a study on, which outlives it."""
     file = StateFile(folder / "kept.json")
     file.keep(["a100_40gb"])
     return file
 
 
-def stored(client):
+def read_stored(client):
     """The runs in the store: of groups, and of jobs."""
     pairs = groups(client, "collocation-rehearsal")
     return [group for group, _ in pairs], [job for _, jobs in pairs for job in jobs]
@@ -95,7 +94,7 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, c
     assert "note: NVIDIA A100-SXM4-40GB is simulated: jobs run on the CPU" in err
     ended = "rehearsal on simulated NVIDIA A100-SXM4-40GB: 2 of 2 groups ran; nothing to clean; its speeds mean nothing"
     assert ended in out and "GPU MiB" in out and "speed-up" not in out and "samples/s" not in out + err
-    groups, jobs = stored(client)
+    groups, jobs = read_stored(client)
     assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
     assert len(jobs) == 3
     assert "activity" not in err
@@ -155,7 +154,7 @@ def test_mps_runs_a_study_with_a_driver_that_reports_no_status_of_servers(rehear
     ],
 )
 def test_mps_that_fails_is_a_row_that_says_why(rehearse, tmp_path, fault, words):
-    set_faults(machine := a100_in(tmp_path), of_mps=(fault,))
+    set_faults(machine := get_a100(tmp_path), of_mps=(fault,))
     done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={machine.path}")
     assert done.status == 1, done.err
     assert words in done.out
@@ -196,7 +195,7 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, client, t
     assert status == 0, err
     for name in ("gpm", "dcgm"):
         assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
-    (group_run,), jobs = stored(client)
+    (group_run,), jobs = read_stored(client)
     for run_ in (group_run, *jobs):
         assert run_.data.tags["collocation.result"] == "ok"
         assert not [name for name in run_.data.metrics if "gpm" in name or "dcgm" in name or "act_" in name]
@@ -309,7 +308,7 @@ def test_ctrl_c_ends_the_waiting(start, tmp_path):
 
 @pytest.mark.smoke
 def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_path):
-    machine = a100_in(tmp_path)
+    machine = get_a100(tmp_path)
     set_faults(machine, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
     status, out, err = rehearse(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={machine.path}")
     assert status == 1, err
@@ -341,7 +340,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
 
 @pytest.mark.slow
 def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, client, tmp_path):
-    machine = a100_in(tmp_path)
+    machine = get_a100(tmp_path)
     with machine.change() as cell:
         cell.state = dataclasses.replace(cell.state, sources=(Spec(target="tests.support.power_source.PowerSource"),))
     lengths = ["gpu.idle_power_s=1", "gpu.waiting_power_s=1"]
@@ -349,7 +348,7 @@ def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run
     status, _, err = run(*study, f"gpu.machine={machine.path}", *lengths)
     assert status == 0, err
     assert "note: idle power is measured once for all blocks, in 2 s: 1 s without jobs" in err
-    ((group_run,), _) = stored(client)
+    ((group_run,), _) = read_stored(client)
     figures = group_run.data.metrics
     assert (figures["power_idle_w"], figures["power_waiting_w"]) == (power_source.IDLE_W, power_source.WAITING_W)
     assert figures["energy_above_idle_j"] == pytest.approx(50.0, rel=0.05)
@@ -367,7 +366,7 @@ def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run
 )
 def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, client, tmp_path, changed, words):
     """What was measured before has no figure against what was measured after, in the table as in MLflow."""
-    machine = a100_in(tmp_path)
+    machine = get_a100(tmp_path)
 
     def change(branch: str = "580", settings: Settings | None = None) -> None:
         with machine.change() as cell:
@@ -383,7 +382,7 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, cl
     assert status == 0, err
     assert "resume: 0 of 2 groups are finished" in err
     assert f"resume: unfinished blocks start again without 1 earlier result ({words})" in err
-    (first, *later_groups), _ = stored(client)
+    (first, *later_groups), _ = read_stored(client)
     assert [("slowdown_worst_ratio" in group.data.metrics) for group in later_groups] == [True, True]
     assert first.data.tags["collocation.power_limit_w"] == "700"
 

@@ -41,7 +41,7 @@ def temporary(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def configs(*models: str, **changes: object) -> list[Config]:
+def make_configs(*models: str, **changes: object) -> list[Config]:
     scenario = load_choice("scenario", "pipeline.prepare.sharing.naive.Naive")(name="naive")
     gpus = [GpuConfig(kind=GpuKind.simulated, model=model, **changes) for model in models]
     return [Config(scenario=scenario, workload={}, gpu=gpu) for gpu in gpus]
@@ -64,7 +64,7 @@ def test_the_help_lists_every_model_as_a_choice():
 
 
 def test_a_study_may_rehearse_on_several_models(temporary):
-    both = configs("a100_40gb", "h100_80gb")
+    both = make_configs("a100_40gb", "h100_80gb")
     with rehearsal.prepare_machine(both) as simulated:
         a100, h100 = (simulated.find_device(config.gpu) for config in both)
     assert (a100.name, h100.name) == ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3")
@@ -75,7 +75,7 @@ def test_the_machine_goes_with_its_study(temporary):
     import pynvml
 
     library = pynvml.nvmlLib
-    with pytest.raises(RuntimeError), rehearsal.prepare_machine(configs("a100_40gb")):
+    with pytest.raises(RuntimeError), rehearsal.prepare_machine(make_configs("a100_40gb")):
         assert pynvml.nvmlLib is not library
         (folder,) = temporary.iterdir()
         assert (folder / "machine.json").is_file()
@@ -98,19 +98,19 @@ def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(tem
     try:
         assert other.stdout is not None and other.stdout.readline() == "there\n"
         (remaining,) = temporary.iterdir()
-        with rehearsal.prepare_machine(configs("a100_40gb")):
+        with rehearsal.prepare_machine(make_configs("a100_40gb")):
             assert remaining.is_dir()
     finally:
         other.kill()
         other.communicate()
     assert remaining.is_dir()
-    with rehearsal.prepare_machine(configs("a100_40gb")):
+    with rehearsal.prepare_machine(make_configs("a100_40gb")):
         assert not remaining.exists()
 
 
 def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
     path = tmp_path / "kept.json"
-    (config,) = configs("a100_40gb", machine=str(path))
+    (config,) = make_configs("a100_40gb", machine=str(path))
     with rehearsal.prepare_machine([config]) as simulated:
         device = simulated.find_device(config.gpu)
         smi = dict(device.programs)["nvidia-smi"]
@@ -125,27 +125,30 @@ def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
 
 
 def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
-    first, second = configs("a100_40gb", count=2)[0], configs("a100_40gb", count=2, device="1")[0]
-    other = configs("h100_80gb")[0]
+    first, second = make_configs("a100_40gb", count=2)[0], make_configs("a100_40gb", count=2, device="1")[0]
+    other = make_configs("h100_80gb")[0]
     with rehearsal.prepare_machine([first, second, other]) as simulated:
         devices = [simulated.find_device(config.gpu) for config in (first, second, other)]
         assert [device.index for device in devices] == [0, 1, 2]
-        (again,) = configs("a100_40gb", count=2, device=devices[1].uuid[:12])
+        (again,) = make_configs("a100_40gb", count=2, device=devices[1].uuid[:12])
         assert simulated.find_device(again.gpu).uuid == devices[1].uuid
         listed = subprocess.run([dict(devices[0].programs)["nvidia-smi"], "-L"], capture_output=True, text=True)
         assert [device.uuid in line for device, line in zip(devices, listed.stdout.splitlines(), strict=True)]
         for wrong in ("2", devices[2].uuid, "GPU-", ""):
-            (config,) = configs("a100_40gb", device=wrong)
+            (config,) = make_configs("a100_40gb", device=wrong)
             with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER simulates more"):
                 simulated.find_device(config.gpu)
-    with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepare_machine(configs("a100_40gb", count=0)):
+    with (
+        pytest.raises(ConfigError, match=r"gpu\.count=0"),
+        rehearsal.prepare_machine(make_configs("a100_40gb", count=0)),
+    ):
         pass
 
 
 def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):
     uuids = []
     for machine in (str(tmp_path / "a"), str(tmp_path / "b"), None, None):
-        (config,) = configs("a100_40gb", machine=machine)
+        (config,) = make_configs("a100_40gb", machine=machine)
         with rehearsal.prepare_machine([config]) as simulated:
             uuids.append(simulated.find_device(config.gpu).uuid)
     assert len(set(uuids)) == 3
@@ -154,8 +157,8 @@ def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):
 
 def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     path = tmp_path / "kept.json"
-    (a100,) = configs("a100_40gb", machine=str(path))
-    (h100,) = configs("h100_80gb", machine=str(path))
+    (a100,) = make_configs("a100_40gb", machine=str(path))
+    (h100,) = make_configs("h100_80gb", machine=str(path))
     with rehearsal.prepare_machine([a100]):
         pass
     with (
@@ -165,7 +168,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         simulated.find_device(h100.gpu)
     with (
         pytest.raises(ConfigError, match=r"gpu\.machine cannot be swept"),
-        rehearsal.prepare_machine([a100, *configs("a100_40gb")]),
+        rehearsal.prepare_machine([a100, *make_configs("a100_40gb")]),
     ):
         pass
     newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
@@ -179,7 +182,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
             pass
     (tmp_path / "text").write_text("hello")
     for wrong, words in (("text", "does not contain a simulated machine"), ("absent/kept", "cannot be locked")):
-        (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
+        (config,) = make_configs("a100_40gb", machine=str(tmp_path / wrong))
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine([config]):
             pass
     assert not (tmp_path / "text.lock").exists(), "what is refused is left as it was"
@@ -196,7 +199,7 @@ def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan,
 
 
 def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
-    (config,) = configs("a100_40gb", machine=str(tmp_path / "kept.json"))
+    (config,) = make_configs("a100_40gb", machine=str(tmp_path / "kept.json"))
     config.dry_run = True
     with rehearsal.prepare_machine([config]) as simulated:
         simulated.find_device(config.gpu)
@@ -205,7 +208,7 @@ def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
 
 def test_nothing_real_is_mixed_in(temporary):
     real = Config(gpu=GpuConfig(kind=GpuKind.auto))
-    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepare_machine([*configs("a100_40gb"), real]):
+    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepare_machine([*make_configs("a100_40gb"), real]):
         pass
     with rehearsal.prepare_machine([real]) as simulated:
         assert simulated is None
@@ -214,7 +217,7 @@ def test_nothing_real_is_mixed_in(temporary):
 
 def test_an_unknown_model_is_refused_with_those_that_are_known(temporary):
     for model in ("v100", None):
-        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepare_machine(configs(model)):
+        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepare_machine(make_configs(model)):
             pass
     assert list(temporary.iterdir()) == []
 
@@ -227,7 +230,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     job = group("a").jobs[0]
     ended = subprocess.Popen(["true"])
     ended.wait()
-    (config,) = configs("a100_40gb")
+    (config,) = make_configs("a100_40gb")
     with rehearsal.prepare_machine([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
@@ -281,7 +284,7 @@ def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_p
 
 def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
     jobs = group("a", "b", "c").jobs
-    (config,) = configs("a100_40gb")
+    (config,) = make_configs("a100_40gb")
     with rehearsal.prepare_machine([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         states = [

@@ -13,7 +13,6 @@ from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import KeptRows
 from tests.toys.stalling import done_by
 
-pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers(
     "tests/support/studies.py",
     "pipeline/record/tracking_sender.py",
@@ -28,7 +27,7 @@ PASSING = ("study", "spool_id", "command_line", "rates", "pid", "flag", "index")
 FIGURES = ("throughput", "makespan", "num_samples", "loss")
 
 
-def facts(run):
+def read_facts(run):
     tags = {key.removeprefix("mlflow."): value for key, value in run.data.tags.items()}  # MLflow's page hides some
     tags = {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
     values = {key: value for key, value in tags.items() if key not in PASSING and not key.endswith("_ns")}
@@ -36,8 +35,8 @@ def facts(run):
     return run.info.run_name, run.info.status, values, run.data.params, metrics
 
 
-def rows(groups):
-    return sorted((*facts(group), sorted(map(facts, jobs), key=str)) for group, jobs in groups)
+def read_rows(groups):
+    return sorted((*read_facts(group), sorted(map(read_facts, jobs), key=str)) for group, jobs in groups)
 
 
 @pytest.mark.slow
@@ -47,7 +46,7 @@ def test_rows_are_those_of_the_store(run, client, study_of):
     assert status == 0, err
     done = study_of(*study)
     assert done.status == 0, done.err
-    assert rows(done.groups) == rows(groups(client))
+    assert read_rows(done.groups) == read_rows(groups(client))
     assert [line.split()[0] for line in done.out.splitlines()] == [line.split()[0] for line in out.splitlines()]
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,11 @@ class JobServer:
         self.send(type="go", start_ns=start_ns)
         return start_ns
 
+    def launch(self, *argv: str | Path, **options: Any) -> None:
+        """Start Python with these arguments, and then the job."""
+        self.start(*argv, **options)
+        self.go()
+
     def hang_up(self) -> None:
         """Close the connection, as if the orchestrator had died."""
         self._connection.shutdown(socket.SHUT_RDWR)
@@ -91,13 +95,3 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
-    """Wait until the condition is true, up to a limit; return whether it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

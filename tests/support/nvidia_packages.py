@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DATA
+from tests.support.programs import write_script
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 _LIMIT_S = 30
@@ -116,9 +117,7 @@ def _cache_folder() -> Path:
 
 def write_server(folder: Path) -> None:
     """Write the program of `mps_server`, which a control program finds through `PATH`, as its server."""
-    path = folder / SERVER
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S "{Path(__file__).with_name("mps_server.py")}"\n')
-    path.chmod(0o755)
+    write_script(folder / SERVER, f'exec {sys.executable} -S "{Path(__file__).with_name("mps_server.py")}"')
 
 
 def environ_of(branch: str, programs: Path, *, server_in: Path | None = None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.domain.records import GpuSettings, Group, Job, Limits
+from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Result
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 from pipeline.launch.job_state import JobEnd, JobState, ProcessStart, ProtocolReport
+from pipeline.observe import group_row
+from pipeline.observe.group_result import GroupResult, JobResult, Observation
 from pipeline.observe.sample_figures import Fields
 from tests.conftest import GPU
 
@@ -26,15 +29,16 @@ FIELDS = Fields(
 )
 
 
-def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
-    return Workload(
-        name=name,
-        script=__file__,
-        argv=("x.py",),
-        ends_by_itself=ends_by_itself,
-        env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
-        digest=f"digest-{name}",
-    )
+def workload(name: str = "a", **changes: Any) -> Workload:
+    values: dict[str, Any] = {
+        "name": name,
+        "script": __file__,
+        "argv": ("x.py",),
+        "ends_by_itself": False,
+        "env": Spec(target="pipeline.prepare.env.current.CurrentEnv"),
+        "digest": f"digest-{name}",
+    }
+    return Workload(**(values | changes))
 
 
 def gpu_settings(**changes: Any) -> GpuSettings:
@@ -45,15 +49,28 @@ def gpu_settings(**changes: Any) -> GpuSettings:
 
 
 def group(
-    *names: str, kind: WindowKind = WindowKind.STEADY, sequential: bool = False, block: int = 1, **changes: Any
+    *names: str,
+    kind: WindowKind = WindowKind.STEADY,
+    sequential: bool = False,
+    block: int = 1,
+    workloads: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+    **changes: Any,
 ) -> Group:
+    """Return a group of jobs with these names.
+
+    Args:
+        workloads: attributes of all workloads that differ, or those of each job's workload.
+        changes: attributes of the group that differ.
+    """
+    differences = [workloads] * len(names) if isinstance(workloads, Mapping) else workloads or [{}] * len(names)
+    pairs = zip(names, differences, strict=True)
     values: dict[str, Any] = {
         "number": 1,
         "name": "naive-" + "+".join(names),
         "experiment": "test",
         "scenario": "serial" if sequential else "naive",
         "sharing": Spec(target="pipeline.prepare.sharing.naive.Naive"),
-        "jobs": tuple(Job(index=i, workload=workload(name)) for i, name in enumerate(names)),
+        "jobs": tuple(Job(index=i, workload=workload(name, **options)) for i, (name, options) in enumerate(pairs)),
         "window": Window(kind=kind, seconds=10, settle_s=1, epochs=2),
         "limits": Limits(ready_s=5, group_s=5, stop_s=5),
         "block": block,
@@ -115,3 +132,33 @@ def steps(start_s: float, end_s: float, every_s: float, samples: int, epoch: int
         t_ns = int((start_s + number * every_s) * S)
         events.append({"event": "step", "t_ns": t_ns, "samples": samples, "total": number * samples, "epoch": epoch})
     return events
+
+
+def judge(judged_group: Group, *states: JobState, **seen: Any) -> GroupResult:
+    """Return the row of a group whose jobs ended in these states; `seen` are further attributes of `Observation`."""
+    return group_row.judge(judged_group, Observation(**({"batches": [states], "samples": (), "fields": FIELDS} | seen)))
+
+
+def judge_events(
+    folder: Path, judged_group: Group, *events: list[dict[str, Any]], told_s: float = 11.0, **seen: Any
+) -> GroupResult:
+    """Return the row of a group whose jobs were told to stop after 11 s: events of each job, or those of all jobs."""
+    logs = events * len(judged_group.jobs) if len(events) == 1 else events
+    pairs = zip(judged_group.jobs, logs, strict=True)
+    return judge(judged_group, *(state(folder, job, log, told_ns=int(told_s * S)) for job, log in pairs), **seen)
+
+
+def make_row(
+    ended_group: Group,
+    *figures: float,
+    name: str = "throughput_samples_per_s",
+    result: Result = Result.OK,
+    **changes: Any,
+) -> GroupResult:
+    """Return the row of a group whose jobs have these figures of one name; without figures, they have none."""
+    metrics = [{name: figure} for figure in figures] or [{}] * len(ended_group.jobs)
+    jobs = tuple(
+        JobResult(job=job, result=result, reason="", metrics=of_job)
+        for job, of_job in zip(ended_group.jobs, metrics, strict=True)
+    )
+    return GroupResult(**({"group": ended_group, "result": result, "reason": "", "jobs": jobs} | changes))

@@ -1,4 +1,7 @@
-"""Fixtures that run `python run.py` as a user does, in a separate folder with a separate store. Loaded as a plugin."""
+"""Fixtures that run `python run.py` as a user does, in a separate folder with a separate store.
+
+`tests/conftest.py` loads them.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import base64
 import itertools
 from collections.abc import Iterator
 
+from tests.support.tables import read_names
+
 
 def _alone(number: int) -> str:
     """A secret that can be recognised only by the name next to it."""
@@ -83,32 +85,7 @@ WORDS: tuple[tuple[str, ...], ...] = (
     ("mysql", "-u", "root", "-p{}"),
 )
 
-VARIABLES = (
-    *(
-        "HF_TOKEN",
-        "HF_TOKENS",
-        "HUGGING_FACE_HUB_TOKEN",
-        "GITHUB_PAT",
-        "GH_TOKEN",
-        "PGPASSWORD",
-        "SSHPASS",
-        "MYSQL_PWD",
-    ),
-    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET", "AZURE_STORAGE_KEY", "OPENAI_API_KEY"),
-    *(
-        "WANDB_API_KEY",
-        "WANDB_KEY",
-        "KAGGLE_KEY",
-        "APIKEY",
-        "API_KEYS",
-        "DB_PASS",
-        "DBPASS",
-        "REDISCLI_AUTH",
-        "CREDENTIAL",
-    ),
-    *("MY_CREDENTIALS", "SECRETS", "SECRET_KEY_BASE", "SSH_PASSPHRASE", "NPM_AUTHTOKEN", "SLACK_BOT_TOKEN_PROD", "JWT"),
-    *("ENCRYPTION_KEY", "clientSecret", "accessToken", "dbPassword", "PIP_PASSWORD", "TOKEN_2", "VAULT_SECRET_ID"),
-)
+VARIABLES = read_names("secrets", "variables")
 """Environment variables whose values are secrets."""
 
 KNOWN_BY_FORM = (
@@ -155,68 +132,7 @@ IN_CODE = (
 )
 """Lines of Python that contain a secret."""
 
-INNOCENT = (
-    *("tokenizer", "tokenizer_name", "max_tokens", "max_new_tokens", "num_tokens", "tokens_per_batch", "token_dim"),
-    *("pad_token", "eos_token", "cls_token", "class_token", "special_tokens", "prompt_tokens", "token_type", "PATH"),
-    *(
-        "PYTHONPATH",
-        "PATIENCE",
-        "pattern",
-        "metric_pattern",
-        "path",
-        "sigma",
-        "signature",
-        "signal",
-        "bypass",
-        "compass",
-    ),
-    *(
-        "passes",
-        "pass_rate",
-        "num_passes",
-        "forward_pass",
-        "passenger",
-        "key_size",
-        "num_keys",
-        "sort_key",
-        "image_key",
-    ),
-    *(
-        "primary_key",
-        "cache_key",
-        "keyboard",
-        "keypoints",
-        "monkey",
-        "turkey",
-        "hotkey",
-        "key_dim",
-        "author",
-        "authors",
-    ),
-    *(
-        "auth_type",
-        "secretary",
-        "credit",
-        "accredited",
-        "hidden_size",
-        "TOKENIZERS_PARALLELISM",
-        "SSH_AUTH_SOCK",
-        "OLDPWD",
-    ),
-    *("SSH_KEY_FILE", "password_file", "token_file", "num_key_value_heads", "public_key", "cookiecutter", "batch_size"),
-    *(
-        "seed",
-        "state_dict",
-        "passthrough",
-        "low_pass",
-        "spatial",
-        "patch_size",
-        "compat",
-        "assigned",
-        "design",
-        "basic",
-    ),
-)
+INNOCENT = read_names("secrets", "innocent_names")
 """Names whose values are not hidden."""
 
 INNOCENT_VALUES = (

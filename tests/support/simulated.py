@@ -18,6 +18,7 @@ from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
 from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
 from tests.support import fast_programs, rows
+from tests.support.programs import write_script
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
@@ -137,10 +138,8 @@ class Machine:
             others: further programs in addition to nvidia-smi: name, and the command that runs after the recording.
         """
         folder = self.folder / "recording"
-        folder.mkdir()
         for name, then in {"nvidia-smi": f'exec {self.programs["nvidia-smi"]} "$@"', **programs}.items():
-            (folder / name).write_text(f'#!/bin/sh\necho "$0" "$@" >> {self.folder}/commands\n{then}\n')
-            (folder / name).chmod(0o755)
+            write_script(folder / name, f'echo "$0" "$@" >> {self.folder}/commands\n{then}')
         return folder
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+_WORD = re.compile(r" (?=[+~]?[\w.@/]+=)")
 TABLES = Path(__file__).resolve().parents[1] / "data" / "tables"
 
 
@@ -26,6 +28,12 @@ def read_texts(file: str) -> dict[str, str]:
     return {name: _expand(text, texts) for name, text in texts.items()}
 
 
+def read_names(file: str, name: str) -> list[str]:
+    """Return a list of names of a file."""
+    names: list[str] = _read(file)[name]
+    return names
+
+
 def _expand(value: Any, texts: dict[str, str]) -> Any:
     if not isinstance(value, str):
         return value
@@ -40,3 +48,35 @@ def rows(file: str, table: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         content["columns"], [[_expand(cell, texts) for cell in row] for row in content["rows"]]
     )
+
+
+def refused_plans() -> pytest.MarkDecorator:
+    """Run a test once for each refused plan: its overrides, a pattern of the message, and whether it is of a sweep."""
+    cases = []
+    for section in _read("refusals")["plans"]:
+        marks = [getattr(pytest.mark, section["needs"])] if "needs" in section else []
+        for line in section["refused"].splitlines():
+            overrides, message = line.split(" => ")
+            words = _WORD.split(f"{section.get('begin', '')} {overrides}".strip())
+            cases.append(
+                pytest.param(words, _make_pattern(message), section.get("is_sweep"), id=overrides, marks=marks)
+            )
+    return pytest.mark.parametrize(("words", "pattern", "is_sweep"), cases)
+
+
+def _make_pattern(message: str) -> str:
+    return re.escape(message).replace(re.escape("..."), ".*")
+
+
+def refused_programs() -> pytest.MarkDecorator:
+    """Run a test once for each refused command line: its words, and a pattern of the whole message."""
+    cases = [line.split(" => ") for line in _read("refusals")["programs"].splitlines()]
+    return pytest.mark.parametrize(
+        ("argv", "pattern"), [pytest.param(shlex.split(argv), _make_pattern(text), id=argv) for argv, text in cases]
+    )
+
+
+def refused_words() -> pytest.MarkDecorator:
+    """Run a test once for each refused command line of one word, with its whole message."""
+    lines = _read("refusals")["words"].splitlines()
+    return pytest.mark.parametrize(("argument", "message"), [line.split(" => ") for line in lines])

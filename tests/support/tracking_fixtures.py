@@ -1,4 +1,4 @@
-"""Fixtures for tests of tracking. Loaded as a plugin, so that no test module must import a fixture's name."""
+"""Fixtures for tests of tracking. `tests/conftest.py` loads them."""
 
 from __future__ import annotations
 

@@ -1,24 +1,30 @@
-"""Undo steps are on disk before they are taken, survive every kill, and are carried out once, newest first."""
+"""Undo steps, marked processes and temporary folders: found, ended and removed once, and after every kill."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.domain.driver_programs import Programs
-from pipeline.base.system.errors import SharingError
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.clean import processes, temporary_folder
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
 from tests.support.killed import run_killed
+from tests.support.programs import write_script
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
@@ -58,7 +64,7 @@ def plant(journal: Journal, content: bytes) -> None:
     journal.path.write_bytes(content)
 
 
-def undone(tmp_path):
+def replay_kinds(tmp_path):
     log = tmp_path / "undone.log"
     return log.read_text().split() if log.exists() else []
 
@@ -88,17 +94,17 @@ def test_what_became_known_later_is_used(journal, tmp_path):
     with journal.guard("file", path="/nonexistent/guess") as step:
         journal.amend(step, path=str(tmp_path / "known-later"))
         assert len(journal.read_steps()) == 1
-    assert undone(tmp_path) == ["known-later"]
+    assert replay_kinds(tmp_path) == ["known-later"]
 
 
 def test_steps_are_undone_newest_first_and_once(journal, tmp_path):
     steps = [journal.add("file", path=str(tmp_path / name)) for name in ("a", "b", "c")]
     journal.undo(steps[1])
     assert [step.step_id for step in replay(journal)] == [steps[2].step_id, steps[0].step_id]
-    assert undone(tmp_path) == ["b", "c", "a"]
+    assert replay_kinds(tmp_path) == ["b", "c", "a"]
     assert replay(journal) == ()
     journal.undo(steps[0])
-    assert undone(tmp_path) == ["b", "c", "a"]
+    assert replay_kinds(tmp_path) == ["b", "c", "a"]
 
 
 def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journal, tmp_path):
@@ -108,7 +114,7 @@ def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journa
     with pytest.raises(SharingError, match="y is stuck") as caught:
         replay(journal)
     assert caught.value.__notes__ == ["also not undone: x is stuck"]
-    assert undone(tmp_path) == ["a"]
+    assert replay_kinds(tmp_path) == ["a"]
     assert [step.kind for step in journal.read_steps()] == ["stuck", "stuck"]
 
 
@@ -117,7 +123,7 @@ def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, 
     journal.add("refused", path="it")
     with pytest.raises(JournalError, match=r"cannot ask it: .*not permitted"):
         replay(journal)
-    assert undone(tmp_path) == ["a"]
+    assert replay_kinds(tmp_path) == ["a"]
     assert [step.kind for step in journal.read_steps()] == ["refused"]
 
 
@@ -164,7 +170,7 @@ def test_half_a_line_is_a_step_that_was_not_taken(journal, tmp_path):
     assert journal.read_steps() == (first,)
     journal.add("file", path=str(tmp_path / "b"))
     replay(journal)
-    assert undone(tmp_path) == ["b", "a"]
+    assert replay_kinds(tmp_path) == ["b", "a"]
 
 
 def test_a_file_with_only_half_a_line_goes_away(journal):
@@ -255,7 +261,7 @@ def test_a_step_of_an_earlier_boot_is_removed_without_being_carried_out(journal,
     for name, arguments in (("a", {"boot": boot_id()}), ("b", {"boot": "an earlier one"}), ("c", {})):
         journal.add("file", path=str(tmp_path / name), **arguments)
     assert len(replay(journal)) == 3
-    assert undone(tmp_path) == ["c", "a"]
+    assert replay_kinds(tmp_path) == ["c", "a"]
     assert not journal.path.exists()
 
 
@@ -280,7 +286,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
         replay(second_journal)
     assert [(file.device_uuid, file.is_ours) for file in find_journals(tmp_path)] == [(UUID, False)]
     assert undo_all(second_journal) == ([], [])
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
@@ -300,7 +306,7 @@ def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which)
         replay(journal)
     with pytest.raises(JournalError, match="other users can write"):
         undo_all(journal)
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(journal, tmp_path):
@@ -315,11 +321,7 @@ def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(
 
 @pytest.fixture
 def program(tmp_path):
-    path = tmp_path / "bin" / "program"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\necho program >> {tmp_path}/undone.log\n")
-    path.chmod(0o755)
-    return path
+    return write_script(tmp_path / "bin/program", f"echo program >> {tmp_path}/undone.log")
 
 
 def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatch):
@@ -331,7 +333,7 @@ def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatc
         replay(journal)
     monkeypatch.setenv("PATH", f"{tmp_path}:{program.parent}")
     replay(journal)
-    assert undone(tmp_path) == ["program"]
+    assert replay_kinds(tmp_path) == ["program"]
 
 
 @pytest.mark.parametrize("simulated", [{}, {"program": "/nonexistent/program"}])
@@ -341,7 +343,7 @@ def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkey
     journal.add("program", name="program")
     with pytest.raises(SharingError, match=r"needs program|/nonexistent/program is not executable"):
         replay(journal)
-    assert undone(tmp_path) == []
+    assert replay_kinds(tmp_path) == []
 
 
 def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):
@@ -374,3 +376,152 @@ def test_a_disk_that_fails_is_an_error_before_the_step(journal, monkeypatch):
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(JournalError, match="Input/output error"), journal.guard("file", path="a"):
         pytest.fail("the step was taken")
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+ORPHAN = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True, stdout=-1, stderr=-3)
+child.stdout.readline()
+print(child.pid, flush=True)
+"""
+
+
+def test_an_orphan_that_ignores_term_is_found_and_ended():
+    mark = uuid.uuid4().hex
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, text=True, timeout=120)
+        pid = int(done.stdout)
+        assert processes.list_marked(mark) == [pid]
+        assert processes.end(mark, grace_s=0.3) == 1
+        assert processes.list_marked(mark) == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_polite_process_gets_the_time_to_end():
+    mark = uuid.uuid4().hex
+    polite = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {processes.MARK_VARIABLE: mark}
+    )
+    while processes.list_marked(mark) != [polite.pid]:
+        time.sleep(0.01)
+    processes.end(mark, grace_s=60)
+    assert polite.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_what_sheds_its_mark_when_it_is_told_to_end_is_ended_all_the_same():
+    mark = uuid.uuid4().hex
+    script = "trap 'exec env -i sleep 60' TERM; echo up; while :; do sleep 0.05; done"
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environ, stdout=subprocess.PIPE) as shedding:
+        assert shedding.stdout is not None and shedding.stdout.readline() == b"up\n"
+        processes.end(mark, grace_s=1)
+        assert shedding.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_what_is_started_meanwhile_is_ended_too():
+    mark = uuid.uuid4().hex
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    child = f'{sys.executable} -c "import time; time.sleep(60)"'
+    script = f"trap '{child} & exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environ, stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None and starting.stdout.readline() == b"up\n"
+        begin = time.monotonic()
+        assert processes.end(mark, grace_s=60) > 1
+        assert processes.list_marked(mark) == []
+        assert time.monotonic() - begin < 60  # it was told to end like the others
+
+
+PREFIX = "kept-"
+NAME = "[a-z0-9_]+"
+# Is killed at the line that would lock its folder, or holds the folder until it is killed.
+MAKER = """
+import fcntl, os, signal, sys, time
+from pathlib import Path
+from pipeline.clean import temporary_folder
+if sys.argv[2] == "unnamed":
+    fcntl.flock = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with temporary_folder.hold(Path(sys.argv[1]), "kept-") as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def abandoned(parent: Path) -> list[Path]:
+    return temporary_folder.find_abandoned(parent, PREFIX, NAME)
+
+
+def make(parent: Path, how: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", MAKER, str(parent), how]
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
+    return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def test_it_is_private_and_goes_with_its_context(tmp_path):
+    with temporary_folder.hold(tmp_path, PREFIX, "named") as folder:
+        assert folder == tmp_path / "kept-named"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert abandoned(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_abandoned_once_its_maker_is_gone(tmp_path):
+    with make(tmp_path, "named") as maker:
+        assert maker.stdout is not None
+        folder = Path(maker.stdout.readline().strip())
+        assert abandoned(tmp_path) == []
+        maker.kill()
+    assert abandoned(tmp_path) == [folder]
+
+
+def test_one_whose_maker_was_killed_before_it_had_a_name_is_found_as_well(tmp_path):
+    with make(tmp_path, "unnamed") as maker:
+        assert maker.wait(30) == -signal.SIGKILL
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith(f"kept-new-{maker.pid}-")
+    assert abandoned(tmp_path) == [folder]
+
+
+def test_what_is_no_folder_of_ours_is_neither_waited_for_nor_removed(tmp_path):
+    parent, elsewhere = tmp_path / "parent", tmp_path / "elsewhere"
+    for folder in (parent, elsewhere, parent / "kept-Other.Name"):
+        folder.mkdir()
+    os.mkfifo(parent / "kept-fifo")
+    (parent / "kept-link").symlink_to(elsewhere)
+    (parent / "kept-file").touch()
+    assert abandoned(parent) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to somebody else")
+def test_a_folder_of_another_user_is_left_to_its_user(tmp_path):
+    (tmp_path / "kept-theirs").mkdir()
+    assert abandoned(tmp_path) == [tmp_path / "kept-theirs"]
+    os.chown(tmp_path / "kept-theirs", 65533, -1)
+    assert abandoned(tmp_path) == []
+
+
+def test_scratch_of_dead_makers_is_removed_at_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{temporary_folder.SCRATCH}of_a_dead_maker").mkdir()  # nobody holds its lock
+    with temporary_folder.hold_scratch() as first:
+        with temporary_folder.hold_scratch() as second:
+            assert sorted(tmp_path.iterdir()) == sorted((first, second))
+        assert list(tmp_path.iterdir()) == [first]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="; set TMPDIR to a writable folder"), temporary_folder.hold_scratch():
+        pass
+
+
+@pytest.mark.slow
+def test_a_pipe_that_anybody_made_does_not_hang_simulated_studies(tmp_path):
+    os.mkfifo(tmp_path / "colloc-simulated-x")
+    code = "from pipeline import rehearsal; rehearsal.remove_abandoned()"
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environ, timeout=120, check=True)
+    assert (tmp_path / "colloc-simulated-x").is_fifo()

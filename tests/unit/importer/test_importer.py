@@ -19,7 +19,7 @@ HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "
 MIXES = ["MS", "MSS", "MMS", "MSSS", "MMSS", "MMMS", "LS", "LSS", "LSSS", "LM", "LMS", "LMM", "LMSS", "LMSSS"]
 
 
-def published_table(path: Path) -> Path:
+def write_published_table(path: Path) -> Path:
     """A table like the one that the authors of the study published: 618 rows, 198 workloads.
 
     Made here from the description of the study, row by row in the published form; it is not their file.
@@ -67,13 +67,13 @@ def import_table(tmp_path: Path, rows: list[list[object]], *options: str) -> int
     return __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported", *options])
 
 
-def arguments_to_run(tmp_path: Path, *more: str) -> list[str]:
+def list_arguments(tmp_path: Path, *more: str) -> list[str]:
     return [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=imported", *more]
 
 
 @pytest.mark.slow
 def test_the_published_table_is_198_groups(tmp_path, capsys):
-    table = published_table(tmp_path / "published.csv")
+    table = write_published_table(tmp_path / "published.csv")
     assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
     assert "618 of 618 rows imported, 198 groups" in capsys.readouterr().err
     groups, refused = radt_table.read(table)
@@ -81,7 +81,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
     assert Counter(group.scenario for group in groups) == {"naive": 62, "mps": 62, "mig": 74}
     extra = ["gpu=simulated_a100_40gb", "data.source=synthetic_files", "listeners=[host]"]
     assert "nan" not in (tmp_path / "conf/experiment/imported.yaml").read_text()
-    with planned(configs_of(arguments_to_run(tmp_path, *extra))) as plan:
+    with planned(configs_of(list_arguments(tmp_path, *extra))) as plan:
         collocated = [group for group in plan.groups if not group.sequential]
         assert len(collocated) == 198
         assert sum(group.degree for group in collocated) == 618
@@ -99,7 +99,7 @@ def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):
     quoted = "--note 'it'\\''s 100 %, \"really\"' --path 'C:\\' --json '{\"a\": [1, 2]}' -x 1e-3 true"
     other = [job(2, file="my script, v2.py", params=quoted), job(2, file="my script, v2.py", params="--home '${HOME}'")]
     assert import_table(tmp_path, [job(1, file="my script, v2.py", params=quoted), *other]) == 0
-    alone, mix = configs_of(arguments_to_run(tmp_path))
+    alone, mix = configs_of(list_arguments(tmp_path))
     assert alone.workload.args == words
     assert alone.workload.script == "my script, v2.py"
     assert [mix.sizes[size].args for size in mix.mix] == [words, ["--home", "${HOME}"]]
@@ -107,7 +107,7 @@ def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):
 
 def test_what_looks_like_an_interpolation_is_left_alone(tmp_path):
     assert import_table(tmp_path, [job(1, params="'${HOME}' 'a\\${b}'")] * 2) == 0
-    (config,) = configs_of(arguments_to_run(tmp_path))
+    (config,) = configs_of(list_arguments(tmp_path))
     assert [config.sizes[size].args for size in config.mix] == [["${HOME}", "a\\${b}"]] * 2
 
 
@@ -129,7 +129,7 @@ def test_older_tables_name_model_and_data(tmp_path):
     rows = [[1, 1, "", "", 0, "-", "pytorch", "resnet26", "cifar10", "smi", "batch-size=32"]] * 2
     table = write(tmp_path / "old.csv", rows, header)
     assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
-    (config,) = configs_of(arguments_to_run(tmp_path))
+    (config,) = configs_of(list_arguments(tmp_path))
     assert (config.workload.name, config.workload.batch_size, config.degree) == ("robroek_small", 32, 2)
     assert config.workload.source is DataSource.files
 
@@ -141,7 +141,7 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
     assert import_table(tmp_path, rows, "--slices", "--force") == 0
     block = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["blocks"][0]
     assert block["scenario.profiles"] == "['4g','1g']"
-    (config,) = configs_of(arguments_to_run(tmp_path))
+    (config,) = configs_of(list_arguments(tmp_path))
     assert config.scenario.profiles == ["4g", "1g"]
 
 
@@ -150,7 +150,7 @@ def test_profiles_that_slices_would_confuse_keep_their_names(tmp_path, capsys):
     names = ["1g.5gb", "1g.10gb", "1g.5gb+me", "2g.10gb"]
     assert import_table(tmp_path, [job(1, name) for name in names], "--slices") == 0
     assert "note: 1g.10gb, 1g.5gb, 1g.5gb+me: full names kept" in capsys.readouterr().err
-    (config,) = configs_of(arguments_to_run(tmp_path))
+    (config,) = configs_of(list_arguments(tmp_path))
     assert config.scenario.profiles == [*names[:3], "2g"]
 
 
@@ -160,7 +160,7 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     words = ["--out", "run-{epoch}", "{job}", "{{job}}", "${HOME}", '{"a": 1}']
     assert import_table(tmp_path, [job(1, params=" ".join(f"'{word}'" for word in words))] * 2) == 0
-    (config,) = configs_of(arguments_to_run(tmp_path, "gpu=cpu", "listeners=[]"))
+    (config,) = configs_of(list_arguments(tmp_path, "gpu=cpu", "listeners=[]"))
     (size,) = {config.sizes[size].name: config.sizes[size] for size in config.mix}.values()
     for word in size.args:
         refuse_unknown_placeholders("train", [word])
@@ -220,7 +220,7 @@ def test_to_the_terminal(tmp_path, capsys):
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
 
 
-def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list[object]], header: list[str]) -> str:
+def read_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list[object]], header: list[str]) -> str:
     table = write(tmp_path / "t.csv", rows, header)
     assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported", "--force"]) == 0
     return capsys.readouterr().err
@@ -241,9 +241,9 @@ def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, 
     assert import_table(tmp_path, [job(1, devices=devices), job(2, "MPS", devices=devices)]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "Devices" in line]
     assert [line.startswith(note) for line in lines] == [True] * bool(note)
-    configs = configs_of(arguments_to_run(tmp_path))
+    configs = configs_of(list_arguments(tmp_path))
     assert [config.gpu.device for config in configs] == expected * 2
-    chosen = configs_of(arguments_to_run(tmp_path, "gpu=simulated_a100_40gb"))
+    chosen = configs_of(list_arguments(tmp_path, "gpu=simulated_a100_40gb"))
     assert [config.gpu.device for config in chosen] == ["auto"] * 2
 
 
@@ -253,7 +253,7 @@ def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     assert import_table(tmp_path, rows) == 0
     note = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), because "
     assert note in capsys.readouterr().err
-    assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
+    assert {config.gpu.device for config in configs_of(list_arguments(tmp_path))} == {"auto"}
     assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
     assert "Devices cuda is not a GPU; use an index or UUID" in capsys.readouterr().err
 
@@ -266,7 +266,7 @@ def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
         [1, 1, "no sharing", "FINISHED", "a1b2", *common, "smi+free", known, "nsys profile -o x"],
         [2, 1, "again", "", "", *common, "smi+top+nsys", "--lr 0.1", ""],
     ]
-    notes = notes_of(tmp_path, capsys, rows, header)
+    notes = read_notes(tmp_path, capsys, rows, header)
     assert [line for line in notes.splitlines() if line.startswith("note: ")] == [
         "note: Devices 0: replaced by gpu.device=auto, which is the first GPU or the GPU of the allocation",
         "note: Listeners free: not kept, because this project has no counterpart",
@@ -283,5 +283,5 @@ def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
 def test_warm_up_epochs_are_kept_as_arguments_of_the_script(tmp_path, capsys):
     params = "--model resnet26 --data-dir /raid/cifar10 --warmup-epochs 3 --batch-size 32"
     assert import_table(tmp_path, [job(1, file="timm/train.py", params=params)]) == 0
-    (config,) = configs_of(arguments_to_run(tmp_path))
+    (config,) = configs_of(list_arguments(tmp_path))
     assert config.workload.args[4:6] == ["--warmup-epochs", "3"]

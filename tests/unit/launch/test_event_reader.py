@@ -14,16 +14,15 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.launch import event_reader, events, job_steps
 from pipeline.launch.job_state import Lifetime
-from pipeline.observe import group_row
-from pipeline.observe.group_result import GroupResult, Observation
-from tests.support.rows import FIELDS, S, group, state, steps
+from pipeline.observe.group_result import GroupResult
+from tests.support.rows import S, group, judge, state, steps
 
 Lines = list[dict[str, Any]]
 END_S = 11.0
 """When the job is told to stop; it is gone a second later."""
 
 
-def honest(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1) -> Lines:
+def make_honest_lines(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1) -> Lines:
     """A job of `num_epochs` epochs of 2 s with 0.1 s and 8 samples a step: 80 samples/s in the time of its epochs."""
     lines: Lines = [
         {"event": "phase", "name": "setup", "t_ns": S // 2},
@@ -50,11 +49,11 @@ def honest(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1)
     return [*lines, last]
 
 
-def judge(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
+def judge_lines(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
     alone = group("a", kind=kind)
     job = state(folder, alone.jobs[0], lines, told_ns=int(END_S * S), at_ns=int((END_S + 1) * S))
     job.released_ns = S
-    return group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    return judge(alone, job)
 
 
 def figures(row: GroupResult) -> dict[str, float]:
@@ -68,7 +67,7 @@ def find_index(lines: Lines, kind: str, number: int) -> int:
     return [index for index, line in enumerate(lines) if line["event"] == kind][number]
 
 
-def changed(kind: str, number: int, **values: Any) -> Callable[[Lines], Lines]:
+def change_line(kind: str, number: int, **values: Any) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
         index = find_index(lines, kind, number)
         return [*lines[:index], lines[index] | values, *lines[index + 1 :]]
@@ -76,10 +75,10 @@ def changed(kind: str, number: int, **values: Any) -> Callable[[Lines], Lines]:
     return change
 
 
-def shifted(kind: str, number: int, seconds: float) -> Callable[[Lines], Lines]:
+def shift_line(kind: str, number: int, seconds: float) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
         index = find_index(lines, kind, number)
-        return changed(kind, number, t_ns=int(lines[index]["t_ns"] + seconds * S))(lines)
+        return change_line(kind, number, t_ns=int(lines[index]["t_ns"] + seconds * S))(lines)
 
     return change
 
@@ -88,7 +87,7 @@ def repeat_lines(*kinds: str) -> Callable[[Lines], Lines]:
     return lambda lines: [line for line in lines for _ in range(1 + (line["event"] in kinds))]
 
 
-def added(after: tuple[str, int], line: dict[str, Any]) -> Callable[[Lines], Lines]:
+def add_line(after: tuple[str, int], line: dict[str, Any]) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
         index = find_index(lines, *after) + 1
         return [*lines[:index], line, *lines[index:]]
@@ -96,7 +95,7 @@ def added(after: tuple[str, int], line: dict[str, Any]) -> Callable[[Lines], Lin
     return change
 
 
-def moved(kind: str, number: int, to: int) -> Callable[[Lines], Lines]:
+def move_line(kind: str, number: int, to: int) -> Callable[[Lines], Lines]:
     def change(lines: Lines) -> Lines:
         index = find_index(lines, kind, number)
         rest = [*lines[:index], *lines[index + 1 :]]
@@ -116,15 +115,15 @@ WRONG = {
     "each epoch twice": repeat_lines("epoch"),
     "every line twice": repeat_lines("step", "epoch", "metric", "started", "phase"),
     "two writers": add_second_writer,
-    "a negative validation": changed("epoch", 2, metrics={"validation_s": -100}),
-    "a validation that is no number": changed("epoch", 2, metrics={"validation_s": float("nan")}),
-    "an endless validation": changed("epoch", 2, metrics={"validation_s": 1e300}),
-    "an impossible total": changed("step", 40, total=10**15),
-    "an impossible total at first": changed("step", 0, total=10**15),
-    "an impossible total at last": changed("step", 99, total=10**15),
-    "a total that is one step ahead": changed("step", 99, total=808),
-    "a total with a digit too many": changed("step", 50, total=4080),
-    "a total of zero": changed("step", 50, total=0),
+    "a negative validation": change_line("epoch", 2, metrics={"validation_s": -100}),
+    "a validation that is no number": change_line("epoch", 2, metrics={"validation_s": float("nan")}),
+    "an endless validation": change_line("epoch", 2, metrics={"validation_s": 1e300}),
+    "an impossible total": change_line("step", 40, total=10**15),
+    "an impossible total at first": change_line("step", 0, total=10**15),
+    "an impossible total at last": change_line("step", 99, total=10**15),
+    "a total that is one step ahead": change_line("step", 99, total=808),
+    "a total with a digit too many": change_line("step", 50, total=4080),
+    "a total of zero": change_line("step", 50, total=0),
     "an impossible step of its own": lambda lines: [
         line
         | {"total": line["total"] + (10**12 if number > 60 else 0)}
@@ -137,30 +136,30 @@ WRONG = {
         line | {"total": line["total"] + (10_000 if number > 60 else 0)} if line["event"] == "step" else line
         for number, line in enumerate(lines)
     ],
-    "a step 1000 s ahead": shifted("step", 99, 1000),
-    "a step 1 s ahead": shifted("step", 50, 1.0),
-    "the last step 1 s ahead": shifted("step", 99, 1.0),
-    "a step 1000 s ago": shifted("step", 50, -1000),
-    "a step before the start": shifted("step", 50, -5.5),
-    "an epoch 1000 s ahead": shifted("epoch", 4, 1000),
-    "an epoch after the end of the process": shifted("epoch", 4, 2.5),
-    "an epoch before the start": shifted("epoch", 0, -5),
-    "the start 1000 s ago": shifted("started", 0, -1000),
-    "the start before the release": shifted("started", 0, -0.5),
-    "a start 1000 s ahead": shifted("started", 0, 1000),
-    "a second start": added(("step", 50), {"event": "started", "t_ns": 6 * S}),
-    "an epoch longer than there was time": changed("epoch", 2, seconds=8.0),
-    "an epoch somewhat longer": changed("epoch", 2, seconds=2.7),
-    "an endless epoch": changed("epoch", 2, seconds=float("inf")),
-    "an epoch that is no number": changed("epoch", 2, seconds=float("nan")),
-    "a negative epoch": changed("epoch", 2, seconds=-2.0),
-    "a huge whole number": changed("epoch", 2, seconds=10**400),
-    "the epochs out of order": moved("epoch", 1, to=100),
-    "an epoch of another number": changed("epoch", 3, epoch=1),
-    "steps out of order": moved("step", 30, to=80),
-    "an early step late": moved("step", 0, to=100),
-    "a step without an instant": changed("step", 30, t_ns=None),
-    "steps after the end": added(
+    "a step 1000 s ahead": shift_line("step", 99, 1000),
+    "a step 1 s ahead": shift_line("step", 50, 1.0),
+    "the last step 1 s ahead": shift_line("step", 99, 1.0),
+    "a step 1000 s ago": shift_line("step", 50, -1000),
+    "a step before the start": shift_line("step", 50, -5.5),
+    "an epoch 1000 s ahead": shift_line("epoch", 4, 1000),
+    "an epoch after the end of the process": shift_line("epoch", 4, 2.5),
+    "an epoch before the start": shift_line("epoch", 0, -5),
+    "the start 1000 s ago": shift_line("started", 0, -1000),
+    "the start before the release": shift_line("started", 0, -0.5),
+    "a start 1000 s ahead": shift_line("started", 0, 1000),
+    "a second start": add_line(("step", 50), {"event": "started", "t_ns": 6 * S}),
+    "an epoch longer than there was time": change_line("epoch", 2, seconds=8.0),
+    "an epoch somewhat longer": change_line("epoch", 2, seconds=2.7),
+    "an endless epoch": change_line("epoch", 2, seconds=float("inf")),
+    "an epoch that is no number": change_line("epoch", 2, seconds=float("nan")),
+    "a negative epoch": change_line("epoch", 2, seconds=-2.0),
+    "a huge whole number": change_line("epoch", 2, seconds=10**400),
+    "the epochs out of order": move_line("epoch", 1, to=100),
+    "an epoch of another number": change_line("epoch", 3, epoch=1),
+    "steps out of order": move_line("step", 30, to=80),
+    "an early step late": move_line("step", 0, to=100),
+    "a step without an instant": change_line("step", 30, t_ns=None),
+    "steps after the end": add_line(
         ("metric", 1), {"event": "step", "t_ns": 40 * S, "samples": 8, "total": 808, "epoch": 6}
     ),
 }
@@ -169,8 +168,8 @@ WRONG = {
 @pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY], ids=["work", "steady"])
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_line_moves_no_figure_without_a_mark(tmp_path, fault, kind):
-    truth = figures(judge(tmp_path / "right", honest(), kind))
-    row = judge(tmp_path / "wrong", WRONG[fault](honest()), kind)
+    truth = figures(judge_lines(tmp_path / "right", make_honest_lines(), kind))
+    row = judge_lines(tmp_path / "wrong", WRONG[fault](make_honest_lines()), kind)
     assert "left out impossible values" in row.tags["collocation.flag"], "every fault has a mark"
     assert len(row.tags["collocation.flag"]) < 600
     read = figures(row)
@@ -194,8 +193,8 @@ HONEST = {
     "lines that do not say how large a step was": lambda lines: [
         {key: value for key, value in line.items() if key != "samples"} for line in lines
     ],
-    "a loss that is no number": changed("epoch", 2, metrics={"loss": float("nan"), "validation_s": 0.1}),
-    "a step of no work": added(
+    "a loss that is no number": change_line("epoch", 2, metrics={"loss": float("nan"), "validation_s": 0.1}),
+    "a step of no work": add_line(
         ("step", 50), {"event": "step", "t_ns": 6_350_000_000, "samples": 0, "total": 408, "epoch": 3}
     ),
     "epochs that are told at the end": lambda lines: [
@@ -212,7 +211,7 @@ HONEST = {
         line | {"t_ns": line["t_ns"] + (line["total"] // 8 % 2) * S // 10} if line["event"] == "step" else line
         for line in lines
     ],
-    "a metric at one step twice": added(
+    "a metric at one step twice": add_line(
         ("step", 50), {"event": "metric", "name": "loss", "step": 1, "value": 1.0, "t_ns": 6 * S}
     ),
     "a last batch that is small": lambda lines: [
@@ -223,7 +222,7 @@ HONEST = {
 
 @pytest.mark.parametrize("case", HONEST)
 def test_an_honest_job_has_no_mark(tmp_path, case):
-    row = judge(tmp_path, HONEST[case](honest()))
+    row = judge_lines(tmp_path, HONEST[case](make_honest_lines()))
     assert "collocation.damaged_events" not in row.tags and row.result is Result.OK
     scale = {"totals that are no whole numbers": 0.1 / 8, "large totals": 1e15}.get(case, 1)
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(80 * scale, rel=0.02)
@@ -233,18 +232,18 @@ def test_an_honest_job_has_no_mark(tmp_path, case):
 
 def test_what_comes_after_the_job_said_that_it_is_done_is_not_its_work(tmp_path):
     alone = group("a", kind=WindowKind.WORK)
-    job = state(tmp_path, alone.jobs[0], honest())
+    job = state(tmp_path, alone.jobs[0], make_honest_lines())
     job.said.bye_ns = int(11.6 * S)
     late = {"event": "step", "t_ns": 20 * S, "samples": 8, "total": 808, "epoch": 5}
     with (job.folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(late) + "\n")
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.metrics["makespan_s"] == pytest.approx(10.5)
     assert "outside the life of the job" in row.tags["collocation.flag"]
 
 
 def test_the_reasons_are_counted_and_bounded(tmp_path):
-    lines = repeat_lines("step", "epoch", "metric", "started", "phase")(honest())
+    lines = repeat_lines("step", "epoch", "metric", "started", "phase")(make_honest_lines())
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "x" * 3_000_000 + "\nnothing\n[]\n")
     damages = event_reader.read(path, Lifetime(released_ns=S)).damages
@@ -301,7 +300,7 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     monkeypatch.setattr(job_steps, "MOST_STEPS", 1000)
     if not is_large:
         monkeypatch.setattr(event_reader, "_LARGE_BYTES", 2**63)
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(8e6)
     assert row.jobs[0].metrics["num_samples"] == 30_001 * 8
     assert "step_time_p50_ms" not in row.jobs[0].metrics
@@ -346,7 +345,7 @@ def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
     path = job.folder / "events.jsonl"
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines[:12], line, *lines[12:]]) + b"\n")
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.result is Result.OK
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
     assert row.tags["collocation.damaged_events"].startswith("job 0-a: 1 line (number 13): ")
@@ -371,6 +370,24 @@ def test_any_mixture_of_bytes_and_half_events_is_read(tmp_path):
         events.read_progress(path)
 
 
+@pytest.mark.parametrize("kind", [WindowKind.STEADY, WindowKind.WORK])
+def test_a_file_that_is_damaged_anywhere_gives_a_row_that_is_right_or_says_why_not(tmp_path, kind):
+    chance = random.Random(11)
+    good = "".join(json.dumps(event) + "\n" for event in make_honest_lines()).encode()
+    for number in range(60):
+        place, length = chance.randrange(len(good)), chance.choice([1, 1, 40, len(good)])
+        noise = bytes(chance.randrange(256) for _ in range(chance.choice([0, 1, 40])))
+        alone = group("a", kind=kind)
+        job = state(tmp_path / str(number), alone.jobs[0], [], told_ns=int(END_S * S), at_ns=int((END_S + 1) * S))
+        job.released_ns = S
+        (job.folder / "events.jsonl").write_bytes(good[:place] + noise + good[place + length :])
+        row = judge(alone, job)
+        rate = row.jobs[0].metrics.get("throughput_samples_per_s")
+        is_right = rate is not None and rate == pytest.approx(80, rel=0.05)
+        assert row.result is not Result.OK or is_right or row.marks.text, (number, place, length, noise, rate)
+        assert row.result is Result.OK or row.reason
+
+
 def test_the_torn_last_line_of_a_killed_job_is_nothing_to_speak_of(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "started", "t_ns": 5}\n{"event": "st')
@@ -384,5 +401,5 @@ def test_an_event_file_that_is_none_fails_the_job_and_is_not_waited_for(tmp_path
     path = job.folder / "events.jsonl"
     path.unlink()
     make(path)
-    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = judge(alone, job)
     assert row.result is Result.FAILED and "EventFileError: events.jsonl cannot be read" in row.reason

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Commands, GpuSettings, Group, ProfilerSpec
+from pipeline.base.domain.records import Commands, ProfilerSpec
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.factory import Spec
@@ -19,21 +18,13 @@ from pipeline.launch.profilers.nsight import Ncu, Nsys
 from pipeline.observe import baseline_comparison
 from pipeline.simulation import dcgmi
 from tests.conftest import GPU
-from tests.support import simulated
-from tests.support.rows import gpu_settings
+from tests.support.programs import write_script
 from tests.support.rows import group as make_group
-
-
-def program(folder: Path, name: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
+from tests.support.simulated import Machine
 
 
 def test_nsys_writes_into_the_folder_of_the_job(tmp_path):
-    nsys = program(tmp_path, "nsys")
+    nsys = write_script(tmp_path / "nsys")
     words = Nsys(program=str(nsys), options=["--trace=cuda"]).prefix(Path("/spool/100%/jobs/0"))
     assert words == (
         str(nsys),
@@ -45,7 +36,7 @@ def test_nsys_writes_into_the_folder_of_the_job(tmp_path):
 
 
 def test_ncu_follows_every_process_of_the_job(tmp_path):
-    ncu = program(tmp_path, "ncu")
+    ncu = write_script(tmp_path / "ncu")
     words = Ncu(program=str(ncu), options=("--launch-count", "5")).prefix(Path("/spool/jobs/1"))
     where = ("--export", "/spool/jobs/1/profile", "--force-overwrite")
     assert words == (str(ncu), "--target-processes", "all", *where, "--launch-count", "5")
@@ -60,11 +51,11 @@ def test_by_default_ncu_locks_no_clocks(compose):
 def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for version in ("2024.10.1", "2024.9.2", "2023.11.0"):
-        program(tmp_path / "nsight-compute" / version, "ncu")
+        write_script(tmp_path / "nsight-compute" / version / "ncu")
     monkeypatch.setattr(Ncu, "places", (f"{tmp_path}/nsight-compute/*/ncu",))
     assert Ncu().prefix(tmp_path)[0] == f"{tmp_path}/nsight-compute/2024.10.1/ncu"
-    assert Ncu(program=str(program(tmp_path / "mine", "ncu"))).prefix(tmp_path)[0] == f"{tmp_path}/mine/ncu"
-    on_path = program(tmp_path, "ncu")
+    assert Ncu(program=str(write_script(tmp_path / "mine" / "ncu"))).prefix(tmp_path)[0] == f"{tmp_path}/mine/ncu"
+    on_path = write_script(tmp_path / "ncu")
     assert Ncu().prefix(tmp_path)[0] == str(on_path)
 
 
@@ -108,7 +99,7 @@ def test_the_plan_says_what_a_profiler_does_to_figures():
 
 
 def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_plan, tmp_path):
-    places = [program(tmp_path / name, "nsys") for name in ("here", "there")]
+    places = [write_script(tmp_path / name / "nsys") for name in ("here", "there")]
     digests = [
         make_plan(["profiler=nsys", f"profiler.program={place}", f"profiler.options=['{options}']"]).groups[0].digest
         for place, options in ((places[0], "--trace=cuda"), (places[1], "--trace=cuda"), (places[0], "--trace=osrt"))
@@ -130,27 +121,10 @@ def test_every_profiler_has_a_configuration():
     assert {path.stem for path in conf.glob("*.yaml")} == {kind.name for kind in (NoProfiler, Nsys, Ncu)}
 
 
-@dataclasses.dataclass(kw_only=True)
-class Machine(simulated.Machine):
-    settings: GpuSettings
-
-    @property
-    def program(self) -> str:
-        return self.programs["dcgmi"]
-
-    @property
-    def group(self) -> Group:
-        return make_group("a", device=self.rehearsed, gpu=self.settings)
-
-    @property
-    def is_paused(self) -> bool:
-        return self.file.read().dcgm_is_paused
-
-
 @pytest.fixture
 def make_machine(tmp_path: Path) -> Callable[..., Machine]:
-    def make(model: str = "a100_40gb", *, fails: str | None = None, **gpu) -> Machine:
-        machine = Machine.make(tmp_path, model, settings=gpu_settings(lock_dir=tmp_path, **gpu))
+    def make(model: str = "a100_40gb", *, fails: str | None = None) -> Machine:
+        machine = Machine.make(tmp_path, model)
         if fails:
             machine.fail(fails, 999, times=None)
         return machine
@@ -158,50 +132,55 @@ def make_machine(tmp_path: Path) -> Callable[..., Machine]:
     return make
 
 
+def is_paused(machine: Machine) -> bool:
+    return machine.file.read().dcgm_is_paused
+
+
 def test_it_is_paused_meanwhile_and_resumed_at_the_end(make_machine):
     machine = make_machine()
-    with pytest.raises(RuntimeError, match="on the way"), Nsys().prepare(machine.group):
-        assert machine.is_paused
+    with pytest.raises(RuntimeError, match="on the way"), Nsys().prepare(machine.group("a")):
+        assert is_paused(machine)
         assert [step.kind for step in machine.journal.read_steps()] == ["dcgm_profiling"]
         raise RuntimeError("on the way")
-    assert not machine.is_paused and machine.journal.read_steps() == ()
+    assert not is_paused(machine) and machine.journal.read_steps() == ()
 
 
 def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
     machine = make_machine()
-    context = Nsys().prepare(machine.group)
+    context = Nsys().prepare(machine.group("a"))
     context.__enter__()
-    assert machine.is_paused
+    assert is_paused(machine)
     assert [step.kind for step in replay(machine.journal)] == ["dcgm_profiling"]
-    assert not machine.is_paused
+    assert not is_paused(machine)
 
 
 def test_the_commands_are_known_before(make_machine):
     machine = make_machine()
-    commands = Nsys().list_setting_commands(machine.group)
-    assert commands.do == ((machine.program, "profile", "--pause"),)
-    assert commands.undo == ((machine.program, "profile", "--resume"),)
+    commands = Nsys().list_setting_commands(machine.group("a"))
+    assert commands.do == ((machine.programs["dcgmi"], "profile", "--pause"),)
+    assert commands.undo == ((machine.programs["dcgmi"], "profile", "--resume"),)
 
 
 @pytest.mark.parametrize("model", ["h100_80gb", "b200_180gb"])
 def test_from_hopper_on_nothing_is_paused(make_machine, model):
     machine = make_machine(model)
-    assert Nsys().list_setting_commands(machine.group) == Commands()
-    with Nsys().prepare(machine.group):
-        assert not machine.is_paused
+    assert Nsys().list_setting_commands(machine.group("a")) == Commands()
+    with Nsys().prepare(machine.group("a")):
+        assert not is_paused(machine)
 
 
 def test_without_a_profiler_nothing_is_paused(make_machine):
-    machine = make_machine(admin=None)
-    NoProfiler().check(machine.group)
-    assert NoProfiler().list_setting_commands(machine.group) == Commands()
-    with NoProfiler().prepare(machine.group):
-        assert not machine.is_paused
+    machine = make_machine()
+    group = machine.group("a", gpu={"admin": None})
+    NoProfiler().check(group)
+    assert NoProfiler().list_setting_commands(group) == Commands()
+    with NoProfiler().prepare(group):
+        assert not is_paused(machine)
 
 
 def test_where_no_host_engine_answers_there_is_nothing_to_pause(make_machine):
     machine = make_machine(fails=dcgmi.CONNECT)
-    with Nsys().prepare(machine.group):
+    with Nsys().prepare(machine.group("a")):
         pass
     assert machine.journal.read_steps() == ()
 
@@ -210,7 +189,7 @@ def test_an_engine_that_does_not_pause_is_an_error(make_machine):
     machine = make_machine(fails=dcgmi.PAUSE)
     with (
         pytest.raises(SharingError, match="--pause` failed with status 219: The third-party Profiling module"),
-        Nsys().prepare(machine.group),
+        Nsys().prepare(machine.group("a")),
     ):
         pytest.fail("the counters are not free")
     assert machine.journal.read_steps() == ()
@@ -218,19 +197,20 @@ def test_an_engine_that_does_not_pause_is_an_error(make_machine):
 
 def test_an_engine_that_does_not_resume_stays_in_the_journal(make_machine):
     machine = make_machine(fails=dcgmi.RESUME)
-    with pytest.raises(SharingError, match="--resume`"), Nsys().prepare(machine.group):
+    with pytest.raises(SharingError, match="--resume`"), Nsys().prepare(machine.group("a")):
         pass
     assert [step.kind for step in machine.journal.read_steps()] == ["dcgm_profiling"]
 
 
 def test_it_is_refused_where_nothing_may_be_changed(make_machine):
-    machine = make_machine(admin=None)
+    machine = make_machine()
+    group = machine.group("a", gpu={"admin": None})
     nsys = Nsys(program="/bin/true")
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing DCGM"):
-        nsys.check(machine.group)
-    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing DCGM"), nsys.prepare(machine.group):
+        nsys.check(group)
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing DCGM"), nsys.prepare(group):
         pytest.fail("was not refused")
-    assert not machine.is_paused
+    assert not is_paused(machine)
 
 
 def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):
@@ -239,5 +219,5 @@ def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):
         ("--pause", "Successfully paused profiling.\n"),
         ("--resume", "Successfully resumed profiling.\n"),
     ):
-        assert helper_program.run([machine.program, "profile", what], timeout_s=30).stdout == message
-    assert helper_program.run([machine.program, "profile", "--stop"], timeout_s=30, check=False).status != 0
+        assert helper_program.run([machine.programs["dcgmi"], "profile", what], timeout_s=30).stdout == message
+    assert helper_program.run([machine.programs["dcgmi"], "profile", "--stop"], timeout_s=30, check=False).status != 0

@@ -95,7 +95,7 @@ def end(process: Process) -> int:
     return status
 
 
-def printed(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
+def run_and_read(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
     """What a program prints, which ends well."""
     process, _, out, err = start(starter, folder / "job", code, **choices)
     assert end(process) == 0, err.read_text()
@@ -254,7 +254,7 @@ def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):
         assert warm.starter(job, PYTHON) == Spawner(PYTHON)
 
 
-def sleeps(mark: str, folder: Path) -> dict[str, object]:
+def make_sleep_request(mark: str, folder: Path) -> dict[str, object]:
     """A request for a job that only sleeps."""
     (folder / "sleep.py").write_text("import time; time.sleep(60)")
     environ = inherit_environ() | {processes.MARK_VARIABLE: mark}
@@ -343,7 +343,7 @@ def test_torch_gets_the_threads_that_it_would_have_had(request, tmp_path, monkey
             server = servers.enter_context(contextlib.closing(ForkServer(PYTHON, "torch")))
             server.wait_ready()
         cold, warm = (
-            printed(starter, tmp_path, "import torch; print(torch.get_num_threads())")
+            run_and_read(starter, tmp_path, "import torch; print(torch.get_num_threads())")
             for starter in (Spawner(PYTHON), server)
         )
         assert cold == warm
@@ -373,4 +373,4 @@ def test_numpy_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, mo
         monkeypatch.setenv(name, value)
     with contextlib.closing(ForkServer(PYTHON, module)) as server:
         server.wait_ready()
-        assert printed(server, tmp_path, BLAS) == printed(Spawner(PYTHON), tmp_path, BLAS)
+        assert run_and_read(server, tmp_path, BLAS) == run_and_read(Spawner(PYTHON), tmp_path, BLAS)

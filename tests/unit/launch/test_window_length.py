@@ -112,7 +112,7 @@ QUARTER = math.sqrt(0.24 / DT)  # scatter of independent noise in one element of
 Speeds = NDArray[np.float64]
 
 
-def full_gpu(rng: np.random.Generator) -> Speeds:
+def simulate_full_gpu(rng: np.random.Generator) -> Speeds:
     """Scatter of 0.3 % in a quarter of a second."""
     return 1 + rng.normal(0, 0.003 * QUARTER, (NUM, LENGTH))
 
@@ -122,7 +122,7 @@ def simulate_unsteady(rng: np.random.Generator) -> Speeds:
     return 1 + rng.normal(0, 0.02 * QUARTER, (NUM, LENGTH))
 
 
-def busy_host(rng: np.random.Generator) -> Speeds:
+def simulate_busy_host(rng: np.random.Generator) -> Speeds:
     """A speed that changes by 10 % within a second."""
     keep = math.exp(-DT / 1.0)
     noise = np.empty((NUM, LENGTH))
@@ -133,7 +133,7 @@ def busy_host(rng: np.random.Generator) -> Speeds:
     return np.exp(noise - 0.1**2 / 2)
 
 
-def two_states(rng: np.random.Generator) -> Speeds:
+def simulate_two_states(rng: np.random.Generator) -> Speeds:
     """Two speeds, 10 % apart, that change about every six seconds; the slow one also scatters ten times as much."""
     flips = rng.random((NUM, LENGTH)) < DT / 6
     is_fast = (np.cumsum(flips, axis=1) + (rng.random((NUM, 1)) < 0.5)) % 2 == 0
@@ -141,7 +141,7 @@ def two_states(rng: np.random.Generator) -> Speeds:
     return np.where(is_fast, 1.05 + 0.003 * noise, 0.95 + 0.03 * noise)
 
 
-def rare_pauses(rng: np.random.Generator) -> Speeds:
+def simulate_rare_pauses(rng: np.random.Generator) -> Speeds:
     """Pauses of a tenth of a second, one in five seconds."""
     length = round(0.1 / DT)
     begins = rng.random((NUM, LENGTH + length - 1)) < 0.2 * DT
@@ -191,11 +191,11 @@ SHOWN = """{name}: {0.seconds:.1f} s; bias {0.bias:+.2%}, with the trial {0.coun
 @pytest.mark.parametrize(
     ("model", "seconds", "bias", "coverage"),
     [
-        (full_gpu, (1, 1.05), 0, 0.93),
+        (simulate_full_gpu, (1, 1.05), 0, 0.93),
         (simulate_unsteady, (5, 6.5), 0, 0.93),
-        (busy_host, (8.5, 9.5), 0, 0.93),
-        (two_states, (4, 6), 0.01, 0.86),
-        (rare_pauses, (2, 3), 0, 0.65),
+        (simulate_busy_host, (8.5, 9.5), 0, 0.93),
+        (simulate_two_states, (4, 6), 0.01, 0.86),
+        (simulate_rare_pauses, (2, 3), 0, 0.65),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -209,5 +209,5 @@ def test_the_rate_of_a_window_by_need_is_not_biased_by_its_length(model, seconds
 
 @pytest.mark.slow
 def test_a_rate_that_included_the_trial_would_be_biased():
-    figures = simulate(rare_pauses(np.random.default_rng(20261126)))
+    figures = simulate(simulate_rare_pauses(np.random.default_rng(20261126)))
     assert figures.counted_bias > 0.01 > figures.bias + figures.error

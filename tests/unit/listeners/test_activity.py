@@ -34,7 +34,7 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dcgmi:
     return Dcgmi(tmp_path / "dcgmi")
 
 
-def refusal(device: Device = GPU) -> str:
+def get_refusal(device: Device = GPU) -> str:
     with (
         pytest.raises(ListenerError) as caught,
         ActivityListener(1000).observe(OneDevice(device), Collected()),
@@ -43,7 +43,7 @@ def refusal(device: Device = GPU) -> str:
     return str(caught.value)
 
 
-def sources(listener: ActivityListener) -> set[str]:
+def list_sources(listener: ActivityListener) -> set[str]:
     sink = Collected()
     with listener.observe(OneDevice(), sink):
         wait_until(lambda: sink)
@@ -55,14 +55,14 @@ def sources(listener: ActivityListener) -> set[str]:
 
 def test_a_gpu_with_gpm_is_read_through_gpm(dcgmi: Dcgmi) -> None:
     dcgmi.write()
-    assert sources(ActivityListener(1000)) == {"gpm"}
+    assert list_sources(ActivityListener(1000)) == {"gpm"}
     assert not Path(f"{dcgmi.path}.log").exists()
 
 
 def test_a_gpu_without_gpm_is_read_through_dcgm_and_keeps_its_interval(library: GpmLibrary, dcgmi: Dcgmi) -> None:
     library.is_supported = 0
     listener = ActivityListener(700, program=dcgmi.write())
-    assert [sources(listener) for _ in range(2)] == [{"dcgm"}] * 2
+    assert [list_sources(listener) for _ in range(2)] == [{"dcgm"}] * 2
     assert listener.table.interval_ms == 700 and listener.pids() == ()
     assert dcgmi.list_calls("dmon")[0][-1] == "700"
 
@@ -70,7 +70,7 @@ def test_a_gpu_without_gpm_is_read_through_dcgm_and_keeps_its_interval(library: 
 def test_a_gpu_whose_gpm_may_not_be_read_is_read_through_dcgm(library: GpmLibrary, dcgmi: Dcgmi) -> None:
     dcgmi.write()
     library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
-    assert sources(ActivityListener(1000)) == {"dcgm"}
+    assert list_sources(ActivityListener(1000)) == {"dcgm"}
 
 
 def test_without_either_source_one_line_has_the_remedy_for_dcgm(
@@ -78,7 +78,7 @@ def test_without_either_source_one_line_has_the_remedy_for_dcgm(
 ) -> None:
     library.is_supported = 0
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert refusal(A100) == (
+    assert get_refusal(A100) == (
         "listener activity: NVIDIA A100-SXM4-40GB has no GPM counters, which came with Hopper GPUs (H100, H200, "
         "GH200), and listener dcgm needs dcgmi, which is not on PATH; install NVIDIA DCGM (package "
         "datacenter-gpu-manager) and start its host engine, or leave activity out"
@@ -89,7 +89,7 @@ def test_a_gpu_that_dcgm_does_not_profile_is_not_sent_to_dcgm(library: GpmLibrar
     library.is_supported = 0
     geforce = dataclasses.replace(A100, name="NVIDIA GeForce RTX 4090", facts=DeviceFacts(compute_capability=(8, 9)))
     for _ in range(2):
-        text = refusal(geforce)
+        text = get_refusal(geforce)
         assert "DCGM profiles data center GPUs only; use listener nvml" in text and "install" not in text
         assert "data center GPUs only" in str(ActivityListener(1000).describe_missing_source(geforce))
         dcgmi.write()
@@ -101,7 +101,7 @@ def test_a_gpu_with_gpm_that_may_not_be_read_has_the_remedy_for_gpm(
 ) -> None:
     library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
     monkeypatch.setenv("PATH", str(tmp_path))
-    text = refusal()
+    text = get_refusal()
     assert text.startswith("listener activity: NVML cannot read counters") and "NVreg_Restrict" in text
     assert "dcgm" not in text
 

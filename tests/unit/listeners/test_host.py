@@ -48,7 +48,7 @@ class TestHostListener(ListenerContract):
 BURN = "def burn(seconds):\n    while time.process_time() < seconds: pass\n"
 
 
-def _cpu_seconds(sink: Collected, index: int = 0) -> float:
+def _read_cpu_s(sink: Collected, index: int = 0) -> float:
     """CPU time that the samples of a job account for."""
     samples = [sample for sample in sink if sample.job == index]
     pairs = itertools.pairwise(samples)
@@ -90,7 +90,7 @@ class TestHostListenerOnJobs:
                 process.stdout.readline()
                 burnt = len(sink)
                 wait_until(lambda: len(sink) >= burnt + 4)
-        assert 0.4 < _cpu_seconds(sink) < 0.75
+        assert 0.4 < _read_cpu_s(sink) < 0.75
 
     def test_the_tree_is_counted_and_its_memory_is_pss_and_rss(self) -> None:
         group, sink = OneDevice(CPU), Collected()
@@ -277,14 +277,14 @@ class TestHostListenerOnJobs:
         assert 50 / count < max(sink.named("cpu_machine_pct")) <= 100
 
 
-def _process(pid: int, parent: int, ticks: int, children: int = 0, start: int = 1) -> ProcessReading:
+def _start_process(pid: int, parent: int, ticks: int, children: int = 0, start: int = 1) -> ProcessReading:
     return ProcessReading(
         pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=ticks, children_ticks=children,
         num_threads=1, rss_pages=1, cpu=0, is_zombie=False,
     )  # fmt: skip
 
 
-def _growth(before: Iterable[ProcessReading], now: Iterable[ProcessReading]) -> int:
+def _measure_growth(before: Iterable[ProcessReading], now: Iterable[ProcessReading]) -> int:
     return growth(
         {p.pid: p for p in before}, {p.pid: p for p in now}, lambda p: p.thread_ticks, lambda p: p.children_ticks
     )
@@ -294,24 +294,38 @@ class TestGrowth:
     """CPU time of a tree whose processes come and go."""
 
     def test_of_the_living(self) -> None:
-        assert _growth([_process(1, 0, 10), _process(2, 1, 20)], [_process(1, 0, 13), _process(2, 1, 24)]) == 7
+        assert (
+            _measure_growth(
+                [_start_process(1, 0, 10), _start_process(2, 1, 20)],
+                [_start_process(1, 0, 13), _start_process(2, 1, 24)],
+            )
+            == 7
+        )
 
     def test_a_child_that_was_waited_for_counts_once(self) -> None:
-        assert _growth([_process(1, 0, 10), _process(2, 1, 20)], [_process(1, 0, 10, children=25)]) == 5
+        assert (
+            _measure_growth(
+                [_start_process(1, 0, 10), _start_process(2, 1, 20)], [_start_process(1, 0, 10, children=25)]
+            )
+            == 5
+        )
 
     def test_a_child_that_nobody_waits_for_takes_nothing_away(self) -> None:
-        assert _growth([_process(1, 0, 10), _process(2, 1, 20)], [_process(1, 0, 13)]) == 3
+        assert _measure_growth([_start_process(1, 0, 10), _start_process(2, 1, 20)], [_start_process(1, 0, 13)]) == 3
 
     def test_a_whole_branch_that_vanished_counts_once(self) -> None:
-        before = [_process(1, 0, 10), _process(2, 1, 20), _process(3, 2, 30)]
-        assert _growth(before, [_process(1, 0, 10, children=56)]) == 6
+        before = [_start_process(1, 0, 10), _start_process(2, 1, 20), _start_process(3, 2, 30)]
+        assert _measure_growth(before, [_start_process(1, 0, 10, children=56)]) == 6
 
     def test_a_new_process_counts_with_its_children(self) -> None:
-        assert _growth([_process(1, 0, 10)], [_process(1, 0, 10), _process(2, 1, 4, children=3)]) == 7
+        assert (
+            _measure_growth([_start_process(1, 0, 10)], [_start_process(1, 0, 10), _start_process(2, 1, 4, children=3)])
+            == 7
+        )
 
     def test_another_process_of_the_same_pid_is_a_new_one(self) -> None:
-        before = [_process(1, 0, 10), _process(2, 1, 20)]
-        assert _growth(before, [_process(1, 0, 10, children=20), _process(2, 1, 4, start=9)]) == 4
+        before = [_start_process(1, 0, 10), _start_process(2, 1, 20)]
+        assert _measure_growth(before, [_start_process(1, 0, 10, children=20), _start_process(2, 1, 4, start=9)]) == 4
 
 
 class TestJobProcesses:

@@ -8,29 +8,23 @@ import json
 
 import pytest
 
-from pipeline.base.domain.records import Job, Result
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.observe import baseline_comparison, group_row, sample_figures
+from pipeline.observe import baseline_comparison, sample_figures
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.group_result import GroupResult, JobResult, Observation
-from tests.support.rows import FIELDS, S, group, state, steps, workload
+from pipeline.observe.group_result import JobResult
+from tests.support.rows import FIELDS, S, group, judge, judge_events, make_row, state, steps
 
 
-def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
-    return group_row.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
-
-
-def nvml(t_s, **values) -> Sample:
+def make_nvml_sample(t_s, **values) -> Sample:
     return Sample(source="nvml", t_ns=int(t_s * S), values=values)
 
 
 def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
     pair = group("a", "b")
     # Job 1 starts half a second later: the window opens at 1.5 s and closes at the stop, at 11 s.
-    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), told_ns=11 * S)
-    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), told_ns=11 * S)
-    row = judge(tmp_path, pair, fast, slow)
+    row = judge_events(tmp_path, pair, steps(0, 11.2, 0.3, 6), steps(0.5, 11.3, 0.4, 4))
     assert row.result is Result.OK
     assert row.tags["collocation.window_start_ns"] == str(int(1.5 * S))
     assert row.tags["collocation.window_end_ns"] == str(11 * S)
@@ -43,24 +37,16 @@ def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
 
 def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(tmp_path):
     pair = group("a", "b")
-    states = [
-        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), told_ns=10 * S),
-        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), told_ns=10 * S),
-    ]
-    row = judge(tmp_path, pair, *states)
+    row = judge_events(tmp_path, pair, steps(0, 10, 0.5, 1), steps(2, 8, 0.5, 1), told_s=10)
     assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
     assert row.tags["collocation.invalid"] == "overlap 0.600 is below 0.95"
 
 
 def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
-    pair = set_units(group("a", "b"), "sequences", "sequences")
+    pair = group("a", "b", workloads={"work_unit": "sequences"})
     tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
-    states = [
-        state(tmp_path, job, [event, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
-        for job, event in zip(pair.jobs, tokens, strict=True)
-    ]
-    samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
-    row = judge(tmp_path, pair, *states, samples=samples)
+    samples = [make_nvml_sample(t, energy_j=100.0 * t) for t in range(12)]
+    row = judge_events(tmp_path, pair, *([event, *steps(0, 11.2, 0.5, 5)] for event in tokens), samples=samples)
     assert row.jobs[1].metrics["throughput_sequences_per_s"] == pytest.approx(10)
     assert row.jobs[1].metrics["throughput_tokens_per_s"] == pytest.approx(1280)
     assert row.metrics["throughput_total_sequences_per_s"] == pytest.approx(20)
@@ -71,20 +57,12 @@ def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_fr
 
 
 def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
-    pair = set_units(group("a", "b"), "samples", "particle_turns")
-    states = [state(tmp_path, job, steps(0, 11.2, 0.5, 5), told_ns=11 * S) for job in pair.jobs]
-    row = judge(tmp_path, pair, *states)
+    pair = group("a", "b", workloads=[{"work_unit": "samples"}, {"work_unit": "particle_turns"}])
+    row = judge_events(tmp_path, pair, steps(0, 11.2, 0.5, 5))
     assert row.result is Result.OK
     assert row.jobs[1].metrics["throughput_particle_turns_per_s"] == pytest.approx(10)
     assert not any(name.startswith("throughput") for name in row.metrics)
     assert json.loads(row.tags["collocation.rates"])["1"]["throughput_particle_turns_per_s"] == pytest.approx(10)
-
-
-def set_units(the_group, *units):
-    """The group with jobs that count their work in these units."""
-    pairs = zip(the_group.jobs, units, strict=True)
-    jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, work_unit=unit)) for job, unit in pairs)
-    return dataclasses.replace(the_group, jobs=tuple(jobs))
 
 
 def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp_path):
@@ -94,22 +72,21 @@ def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp
         {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
         {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0, "validation_s": 0.5}},
     ]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))
+    row = judge(alone, state(tmp_path, alone.jobs[0], events))
     assert row.metrics["makespan_s"] == 5
     assert row.metrics["epoch_time_mean_s"] == 2.25
     assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
     # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
     assert row.metrics["throughput_total_samples_per_s"] == 16
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
-    more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], number_events(*events, *steps(6, 9, 0.5, 10)[1:])))
+    more = judge(alone, state(tmp_path, alone.jobs[0], number_events(*events, *steps(6, 9, 0.5, 10)[1:])))
     assert more.jobs[0].metrics["throughput_samples_per_s"] == 20, "what follows the epochs is not of their time"
 
 
 def test_a_script_ends_when_it_was_seen_to_and_not_when_its_runner_does(tmp_path):
-    job = Job(index=0, workload=workload(ends_by_itself=True))
-    alone = group("a", kind=WindowKind.WORK, jobs=(job,))
+    alone = group("a", kind=WindowKind.WORK, workloads={"ends_by_itself": True})
     events = [{"event": "started", "t_ns": S}, {"event": "process_ended", "t_ns": 5 * S}]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))  # which is gone at 100 s
+    row = judge(alone, state(tmp_path, alone.jobs[0], events))  # which is gone at 100 s
     assert row.metrics["makespan_s"] == 4
 
 
@@ -122,14 +99,14 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
     energy = itertools.accumulate(w for _, w in watts)
-    samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
-    row = group_row.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
+    samples = [make_nvml_sample(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
+    row = judge(mix, batches=batches, samples=samples, idle_w=50.0)
     assert row.metrics["makespan_s"] == 11
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
     assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
-    without = group_row.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
+    without = judge(mix, batches=batches, samples=samples[:6], idle_w=50.0)
     assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
     # MLflow compares runs by the first metric; what a job did stands on its own run, and in a tag for `resume`.
     assert next(iter(row.metrics)) == "throughput_total_samples_per_s"
@@ -142,26 +119,26 @@ def test_a_torn_last_line_costs_one_line(tmp_path):
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
     with (good.folder / "events.jsonl").open("a") as file:
         file.write('{"event":"step","t_ns":115')
-    assert judge(tmp_path, alone, good).result is Result.OK
+    assert judge(alone, good).result is Result.OK
 
 
 def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
 
-    samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
+    samples = [make_nvml_sample(-1, power_w=70.0, memory_used_mib=10.0)]
     samples += [
-        nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
+        make_nvml_sample(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
         for t in range(12)
     ]
-    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0, waiting_w=120.0)
+    row = judge(alone, good, samples=samples, idle_w=70.0, waiting_w=120.0)
     assert row.metrics["energy_j"] == pytest.approx(300 * 10)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
     assert row.metrics["energy_above_waiting_j"] == pytest.approx(180 * 10)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
     assert row.metrics["energy_above_waiting_per_sample_j"] == pytest.approx(1.8)
     assert (row.metrics["power_idle_w"], row.metrics["power_waiting_w"]) == (70.0, 120.0)
-    unknown = judge(tmp_path, alone, good, samples=samples).metrics
+    unknown = judge(alone, good, samples=samples).metrics
     assert not [name for name in unknown if "idle" in name or "waiting" in name]
     assert row.metrics["memory_peak_mib"] == 111
     assert row.metrics["sm_clock_mean_mhz"] == 1980
@@ -170,7 +147,7 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
 def make_energy_samples(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
     """Readings of a counter and of the power, twice a second over these stretches of tenths of seconds."""
     return [
-        nvml(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
+        make_nvml_sample(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
         for begin, end in stretches
         for t in range(begin, end, 5)
     ]
@@ -196,9 +173,7 @@ def make_energy_samples(*stretches: tuple[int, int], watts: float = 300.0, base_
     ],
 )
 def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, words):
-    alone = group("a")
-    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
-    row = judge(tmp_path, alone, job, samples=samples, idle_w=70.0)
+    row = judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 50), samples=samples, idle_w=70.0)
     if words is None:
         assert row.metrics["energy_j"] == pytest.approx(3000) and row.metrics["power_mean_w"] == 300
         assert "collocation.absent_figures" not in row.tags
@@ -209,19 +184,17 @@ def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, w
 
 
 def test_a_counter_that_began_anew_outside_of_the_window_is_none_of_its_concern(tmp_path):
-    alone = group("a")
-    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = (
         make_energy_samples((-50, -5), base_j=9e9)
         + make_energy_samples((-5, 120))
         + make_energy_samples((125, 150), base_j=-9)
     )
-    assert judge(tmp_path, alone, job, samples=samples).metrics["energy_j"] == pytest.approx(3000)
+    assert judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 50), samples=samples).metrics[
+        "energy_j"
+    ] == pytest.approx(3000)
 
 
 def test_activity_is_that_of_the_whole_gpu_between_the_first_and_the_last_reading_in_the_window(tmp_path):
-    alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     # A reading is a mean since the one before, which for the first in the window is of what came before it, too.
     values = {0: 0.0, 2: 0.1, 4: 0.8, 5: 0.5, 7: 0.5, 9: 0.8, 11: 0.8}
     samples = [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": value}) for t, value in values.items()]
@@ -230,7 +203,7 @@ def test_activity_is_that_of_the_whole_gpu_between_the_first_and_the_last_readin
         Sample(source="gpm", t_ns=2 * S, values={"dram_active_ratio": 0.1}),
         Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 1.0}, gi_id=3),
     ]
-    metrics = judge(tmp_path, alone, good, samples=samples).metrics
+    metrics = judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 50), samples=samples).metrics
     assert metrics["gract_mean_ratio"] == pytest.approx((2 * 0.8 + 0.5 + 2 * 0.5 + 2 * 0.8 + 2 * 0.8) / 9)
     assert metrics["smact_mean_ratio"] == pytest.approx(0.7)
     assert "dram_active_mean_ratio" not in metrics
@@ -250,63 +223,54 @@ def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
         Sample(source="nvml", t_ns=3 * S, values={"process_memory_mib": 300.0}, job=1),
     ]
     places = [{"gi_id": "3"}, {"gi_id": "5"}, {"gi_id": "5"}]
-    row = judge(tmp_path, three, *states, samples=samples, places=places)
+    row = judge(three, *states, samples=samples, places=places)
     assert row.metrics["gract_mean_ratio"] == pytest.approx(0.9), "the whole GPU stays on the group"
     assert [job.metrics["gract_mean_ratio"] for job in row.jobs] == pytest.approx([0.3, 0.5, 0.5])
     assert [job.metrics.get("instance_memory_peak_mib") for job in row.jobs] == [None, 700, 700]
     assert [job.metrics.get("memory_peak_mib") for job in row.jobs] == [None, 300, None]
-    without = judge(tmp_path, three, *states, samples=samples, places=[{}, {}, {}])
+    without = judge(three, *states, samples=samples, places=[{}, {}, {}])
     assert not any("gract_mean_ratio" in job.metrics for job in without.jobs)
 
 
 @pytest.mark.parametrize(("held", "words"), [(0, None), (1, "limited the clocks for 10 % of the window")])
 def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_baseline(tmp_path, held, words):
-    alone = group("a", sequential=True)
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
-    samples = [nvml(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [nvml(0, throttled_ratio=1.0)]
-    row = judge(tmp_path, alone, good, samples=samples)
+    samples = [make_nvml_sample(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [
+        make_nvml_sample(0, throttled_ratio=1.0)
+    ]
+    row = judge_events(tmp_path, group("a", sequential=True), steps(0, 11, 0.5, 50), samples=samples)
     assert row.metrics["throttled_ratio"] == pytest.approx(held / 10)
     assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
     comparison = baseline_comparison.Comparison()
     comparison.add(row)
-    pair = group("a", "a")
-    (compared,) = comparison.add(
-        judge(tmp_path, pair, *(state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs))
-    )
+    (compared,) = comparison.add(judge_events(tmp_path, group("a", "a"), steps(0, 11, 0.5, 50)))
     assert compared.metrics["speedup_vs_serial_ratio"] == pytest.approx(2)
 
 
 def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
-    alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = [
         Sample(source=source, t_ns=t * S, values={"gract_ratio": value})
         for source, value in (("smi", 0.8), ("gpm", 0.6), ("dcgm", 0.4))
         for t in range(1, 12, 2)
     ]
     for count, best in ((18, 0.4), (13, 0.6), (12, 0.6)):  # of dcgm, all readings, one, none
-        metrics = judge(tmp_path, alone, good, samples=samples[:count]).metrics
+        metrics = judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 50), samples=samples[:count]).metrics
         assert metrics["gract_mean_ratio"] == pytest.approx(best)
 
 
 def test_a_job_that_no_sample_met_has_no_peak_of_memory(tmp_path):
-    alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = [Sample(source="nvml", t_ns=t * S, values={"process_memory_mib": 0.0}, job=0) for t in (3, 5)]
-    (job,) = judge(tmp_path, alone, good, samples=samples).jobs
+    (job,) = judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 50), samples=samples).jobs
     assert "memory_peak_mib" not in job.metrics
 
 
 def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
-    pair = group("a", "b")
-    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
     samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_peak_mib": 900.0}, job=0)]
     samples += [
         Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_peak_mib": 100.0}, job=0)
         for t in (3, 5, 7, 9)
     ]
     samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
-    first, second = judge(tmp_path, pair, *states, samples=samples).jobs
+    first, second = judge_events(tmp_path, group("a", "b"), steps(0, 11, 0.5, 50), samples=samples).jobs
     # A rate is a mean since the sample before, so the one at 3 s is not of the window alone.
     assert first.metrics["host_cpu_mean_pct"] == pytest.approx(40 * (5 + 7 + 9) / 3)
     assert first.metrics["host_memory_peak_mib"] == 900
@@ -326,31 +290,19 @@ def test_fields_are_the_same_when_they_are_read_again(tmp_path):
 
 
 def test_what_was_not_read_is_missing(tmp_path):
-    alone = group("a")
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S))
+    row = judge_events(tmp_path, group("a"), steps(0, 11, 0.5, 1))
     for name in ("energy_j", "memory_peak_mib", "power_mean_w", "orchestrator_cpu_pct", "speedup_vs_serial_ratio"):
         assert name not in row.metrics
 
 
-def make_rated_row(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
-    jobs = tuple(
-        JobResult(job=job, result=Result.OK, reason="", metrics={name: rate})
-        for job, rate in zip(the_group.jobs, rates, strict=True)
-    )
-    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
-
-
 def list_solo_jobs(name="throughput_samples_per_s", **rates) -> list[tuple[JobResult, ...]]:
     """Each job's run alone, or none."""
-    return [
-        () if rate is None else make_rated_row(group(workload), rate, name=name).jobs
-        for workload, rate in rates.items()
-    ]
+    return [() if rate is None else make_row(group(workload), rate, name=name).jobs for workload, rate in rates.items()]
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
     figures = baseline_comparison.compare_with_baseline(
-        make_rated_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=40), None
+        make_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=40), None
     )
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
@@ -358,7 +310,7 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 
 
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
-    row = make_rated_row(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    row = make_row(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", metrics={"makespan_s": 20.0})
     solo = list_solo_jobs("makespan_s", a=8.0, b=16.0)
     assert baseline_comparison.compare_with_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert baseline_comparison.compare_with_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(
@@ -367,18 +319,18 @@ def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
-    mix = make_rated_row(group("a", "b", sequential=True), 100, 40)
+    mix = make_row(group("a", "b", sequential=True), 100, 40)
     assert baseline_comparison.compare_with_baseline(mix, list_solo_jobs(a=100, b=40), None) == {}
 
 
 def test_without_a_baseline_there_is_no_comparison():
     assert (
         baseline_comparison.compare_with_baseline(
-            make_rated_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=None), None
+            make_row(group("a", "b"), 50, 30), list_solo_jobs(a=100, b=None), None
         )
         == {}
     )
-    assert dataclasses.asdict(make_rated_row(group("a"), 1))["metrics"] == {}
+    assert dataclasses.asdict(make_row(group("a"), 1))["metrics"] == {}
 
 
 def make_host_samples(job, **rates) -> list[Sample]:
@@ -392,8 +344,6 @@ def make_host_samples(job, **rates) -> list[Sample]:
     [(0.5, (95.0, 60.0), 0.5), (0.5, (95.0, 99.0), 1.0), (0.95, (95.0, 99.0), 0.0), (None, (95.0, 99.0), None)],
 )
 def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tmp_path, gract, cpu_pct, share):
-    pair = group("a", "b")
-    states = [state(tmp_path, job, steps(0, 11.5, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
     samples = [
         sample
         for job, cpu in enumerate(cpu_pct)
@@ -401,7 +351,7 @@ def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tm
     ]
     if gract is not None:
         samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in range(12)]
-    metrics = judge(tmp_path, pair, *states, samples=samples).metrics
+    metrics = judge_events(tmp_path, group("a", "b"), steps(0, 11.5, 0.5, 50), samples=samples).metrics
     assert metrics.get("host_bound_ratio") == share
     assert metrics["process_cpu_mean_pct"] == pytest.approx(sum(cpu_pct) / 2)
     assert metrics["run_queue_delay_pct"] == 2.0
@@ -409,10 +359,9 @@ def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tm
 
 
 def test_a_rate_is_that_of_the_work_in_the_whole_window(tmp_path):
-    alone = group("a")
     # 20 samples/s until 4 s, then nothing until a last step long after the word to stop, at 11 s.
     events = [*steps(0, 4, 0.5, 10), {"event": "step", "t_ns": 18 * S, "samples": 10, "total": 90, "epoch": 1}]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    row = judge_events(tmp_path, group("a"), events)
     # From 1 s to 11 s: 60 samples, and half of the step that took from 4 s to 18 s.
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(6.5)
 
@@ -440,8 +389,7 @@ NEW_EPOCH = {"event": "step", "t_ns": 12 * S, "samples": 10, "epoch": 2}
     ],
 )
 def test_a_job_that_stands_still_at_an_edge_is_flagged(tmp_path, events, words):
-    alone = group("a")
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    row = judge_events(tmp_path, group("a"), events)
     assert row.result is Result.OK
     assert (words in row.tags["collocation.invalid"]) if words else "collocation.invalid" not in row.tags
 
@@ -449,14 +397,14 @@ def test_a_job_that_stands_still_at_an_edge_is_flagged(tmp_path, events, words):
 def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
     alone = group("a", sequential=True)
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
-    row = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
+    row = judge(alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
     words = "all processes were suspended for 4 s of the window, as by docker pause"
     assert row.tags["collocation.invalid"] == words
-    before = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
+    before = judge(alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
     assert "collocation.invalid" not in before.tags
 
 
-def machine(busy, idle, *jobs) -> list[Sample]:
+def make_machine_samples(busy, idle, *jobs) -> list[Sample]:
     """Readings of a machine and of jobs, each with the CPU time and the wait of a core in per cent."""
     samples = []
     for t in range(12):
@@ -470,25 +418,30 @@ def machine(busy, idle, *jobs) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "mark"),
     [
-        (machine(2, 0, (30, 60), (30, 70)), "a job waited for a CPU for 70 % of the time"),
-        (machine(2, 0, (60, 10), (60, 30)), "a job waited for a CPU for 30 % of the time while other programs"),
-        (machine(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
-        (machine(9, 7, (30, 60), (30, 70)), None),  # CPUs are idle: a quota or pinning, and no other program
-        (machine(2, 0, (60, 5), (60, 5)), None),
-        (machine(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
-        (machine(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
+        (make_machine_samples(2, 0, (30, 60), (30, 70)), "a job waited for a CPU for 70 % of the time"),
+        (
+            make_machine_samples(2, 0, (60, 10), (60, 30)),
+            "a job waited for a CPU for 30 % of the time while other programs",
+        ),
+        (make_machine_samples(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
+        (
+            make_machine_samples(9, 7, (30, 60), (30, 70)),
+            None,
+        ),  # CPUs are idle: a quota or pinning, and no other program
+        (make_machine_samples(2, 0, (60, 5), (60, 5)), None),
+        (make_machine_samples(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
+        (make_machine_samples(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
     ],
 )
 def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_path, samples, mark):
-    pair = group("a", "b")
-    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
-    row = judge(tmp_path, pair, *states, samples=samples, tool_cpu_s=0.1, tool_wall_s=10.0)
+    row = judge_events(
+        tmp_path, group("a", "b"), steps(0, 11, 0.5, 50), samples=samples, tool_cpu_s=0.1, tool_wall_s=10.0
+    )
     assert (mark in row.tags["collocation.invalid"]) if mark else "collocation.invalid" not in row.tags
 
 
 def test_a_rate_of_few_steps_is_noted(tmp_path):
-    alone = group("a")
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 12, 1, 10), told_ns=11 * S))
+    row = judge_events(tmp_path, group("a"), steps(0, 12, 1, 10))
     assert row.tags["collocation.flag"] == "a job made 10 steps in the window; raise window.seconds"
 
 
@@ -500,7 +453,7 @@ def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path)
         for job, end in enumerate((9, 31))
         for t in range(end)
     ]
-    row = judge(tmp_path, pair, *states, samples=samples)
+    row = judge(pair, *states, samples=samples)
     assert [job.metrics["host_cpu_mean_pct"] for job in row.jobs] == [50, 50]
 
 
@@ -508,10 +461,8 @@ def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path)
 def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_enough(tmp_path, end_s, has_energy):
     window = Window(kind=WindowKind.STEADY, seconds=1, settle_s=2, most_s=10)
     alone = group("a", window=window)
-    samples = [nvml(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
-    row = judge(
-        tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 9, 0.1, 4), told_ns=int(end_s * S)), samples=samples
-    )
+    samples = [make_nvml_sample(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
+    row = judge_events(tmp_path, alone, steps(0, 9, 0.1, 4), told_s=end_s, samples=samples)
     assert row.metrics["window_s"] == pytest.approx(end_s - 3)
     few = "" if has_energy else "a job made 15 steps in the window; raise window.most_s"
     assert row.marks.note == few
@@ -532,6 +483,4 @@ def test_a_job_that_begins_late_in_a_window_by_need_makes_the_row_invalid(tmp_pa
         state(tmp_path, job, log, told_ns=13 * S)
         for job, log in zip(pair.jobs, (steps(0, 13.5, 0.1, 4), events), strict=True)
     ]
-    assert (
-        judge(tmp_path, pair, *states).marks.invalid == "job 1-b began its work only 3.9 s before the end of the window"
-    )
+    assert judge(pair, *states).marks.invalid == "job 1-b began its work only 3.9 s before the end of the window"

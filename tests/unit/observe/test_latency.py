@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from pipeline.base.domain.workload import Objective
 from pipeline.launch import requests
 from pipeline.launch.job_state import JobState
 from pipeline.launch.requests import Requests
-from pipeline.observe import group_row, latency
-from pipeline.observe.group_result import GroupResult, Observation
+from pipeline.observe import latency
 from pipeline.observe.latency import estimate_number, has_enough, suggest_length
-from tests.support.rows import FIELDS, S, group, state, steps
+from tests.support.rows import S, group, judge, state, steps
 from workloads import client
 
 MS = 1_000_000
@@ -55,7 +53,7 @@ def queue_requests(load: float, count: int, *, waits_for_answers: bool = False) 
     return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
 
 
-def errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
+def compute_errors(load: float, metrics: dict[str, float]) -> dict[str, float]:
     """How far the figures are from M/D/1's, relative to them."""
     theory = {"latency_mean_ms": 1 + load / (2 * (1 - load))}
     theory |= {f"latency_p{percent}_ms": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
@@ -67,7 +65,7 @@ def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
     rows = queue_requests(load, count)
     window = (S, int(rows[-1, 0]) + 1)
     figures = latency.compute_figures(record_requests(tmp_path / "open", rows), window, is_rate_given=True)
-    assert max(errors(load, figures).values()) < 0.02
+    assert max(compute_errors(load, figures).values()) < 0.02
     assert figures["service_mean_ms"] == pytest.approx(1)
     assert figures["queue_mean_ms"] == pytest.approx(load / (2 * (1 - load)), rel=0.02)
     assert figures["throughput_requests_per_s"] == pytest.approx(1000 * load, rel=0.01)
@@ -76,7 +74,7 @@ def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
     waits = latency.compute_figures(
         record_requests(tmp_path / "waits", queue_requests(load, 50_000, waits_for_answers=True)), window
     )
-    assert max(errors(load, waits).values()) > 0.5
+    assert max(compute_errors(load, waits).values()) > 0.5
 
 
 def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_one_it_came_in(tmp_path):
@@ -270,15 +268,10 @@ def test_equal_services_are_not_worse_under_the_same_arrivals():
     assert same <= 0.1
 
 
-def make_service_group(*names: str, kind: WindowKind = WindowKind.STEADY, **changes):
-    """A group whose jobs answer requests at a given rate."""
-    plain_group = group(*names, kind=kind)
-    options = {"work_unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)} | changes
-    jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in plain_group.jobs)
-    return dataclasses.replace(plain_group, jobs=tuple(jobs))
+SERVICE = {"work_unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)}
 
 
-def make_asked_state(
+def make_service_state(
     folder: Path, job, *, every_ms: int, takes_ms: int, late_ms: int = 0, until_s: float = 11, **ended
 ) -> JobState:
     """A job that is asked from 0 s on and takes the same time for each request."""
@@ -291,15 +284,11 @@ def make_asked_state(
     return job_state
 
 
-def judge(the_group, *states, **seen) -> GroupResult:
-    return group_row.judge(the_group, Observation(batches=[states], fields=FIELDS, **({"samples": ()} | seen)))
-
-
 def test_a_steady_job_that_answers_requests_has_a_row(tmp_path):
-    pair = make_service_group("a", "b")
-    fast = make_asked_state(tmp_path, pair.jobs[0], every_ms=8, takes_ms=5, told_ns=11 * S)
+    pair = group("a", "b", workloads=SERVICE)
+    fast = make_service_state(tmp_path, pair.jobs[0], every_ms=8, takes_ms=5, told_ns=11 * S)
     # Its last answers come after the stop: they were asked before it, and it ran no longer than the other.
-    slow = make_asked_state(tmp_path, pair.jobs[1], every_ms=5, takes_ms=900, told_ns=11 * S)
+    slow = make_service_state(tmp_path, pair.jobs[1], every_ms=5, takes_ms=900, told_ns=11 * S)
     samples = [Sample(source="nvml", t_ns=t * S, values={"energy_j": 300.0 * t}) for t in range(12)]
     row = judge(pair, fast, slow, samples=samples, idle_w=100.0)
     assert row.result is Result.OK
@@ -317,16 +306,16 @@ def test_a_steady_job_that_answers_requests_has_a_row(tmp_path):
 
 
 def test_a_work_window_of_requests_counts_all_of_them_from_start_to_end(tmp_path):
-    alone = make_service_group("a", kind=WindowKind.WORK, is_rate_given=False)
-    row = judge(alone, make_asked_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=10, until_s=5))
+    alone = group("a", kind=WindowKind.WORK, workloads=SERVICE | {"is_rate_given": False})
+    row = judge(alone, make_service_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=10, until_s=5))
     assert row.metrics["makespan_s"] == pytest.approx(5, abs=0.01)
     assert row.jobs[0].metrics["num_requests"] == 500
     assert row.metrics["throughput_total_requests_per_s"] == pytest.approx(100, abs=0.1)
 
 
 def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
-    alone = make_service_group("a")
-    late = make_asked_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=5, late_ms=4, told_ns=11 * S)
+    alone = group("a", workloads=SERVICE)
+    late = make_service_state(tmp_path, alone.jobs[0], every_ms=10, takes_ms=5, late_ms=4, told_ns=11 * S)
     row = judge(alone, late)
     assert row.result is Result.OK
     assert "job 0-a: its generator sent half of its requests more than 4 ms late" in row.tags["collocation.flag"]
@@ -335,7 +324,7 @@ def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
 
 @pytest.mark.parametrize(("objective_ms", "met"), [(100, None), (40, 0.0)])
 def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, met):
-    alone = make_service_group("a", objective=Objective(latency_ms=objective_ms, percentile=99))
+    alone = group("a", workloads=SERVICE | {"objective": Objective(latency_ms=objective_ms, percentile=99)})
     job_state = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
     due = range(1, 11 * S, 5 * MS)
     # Four bursts in which each request waits for 50 ms.
@@ -353,14 +342,14 @@ def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, m
 
 
 def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
-    alone = make_service_group("a")
-    nothing = make_asked_state(
+    alone = group("a", workloads=SERVICE)
+    nothing = make_service_state(
         tmp_path / "nothing", alone.jobs[0], every_ms=10, takes_ms=5, until_s=0.5, told_ns=11 * S
     )
     assert judge(alone, nothing).reason == (
         "job 0-a: no request was sent and answered inside the window; raise window.seconds or lower the request rate"
     )
-    damaged = make_asked_state(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
+    damaged = make_service_state(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
     with (damaged.folder / client.REQUESTS_FILE).open("ab") as file:
         file.write(client.REQUEST.pack(5, 4, 3, 2, 1, 0, 1) + b"torn")
     words = "job 0-a: 1 request (number 1101): impossible instants or counts"
@@ -368,12 +357,10 @@ def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
 
 
 def test_beside_training_there_is_no_total_and_both_have_their_figures(tmp_path):
-    mix = make_service_group("a", "b")
-    trained = dataclasses.replace(mix.jobs[0], workload=group("a").jobs[0].workload)
-    mix = dataclasses.replace(mix, jobs=(trained, mix.jobs[1]))
+    mix = group("a", "b", workloads=[{}, SERVICE])
     states = [
         state(tmp_path, mix.jobs[0], steps(0, 11, 0.5, 8), told_ns=11 * S),
-        make_asked_state(tmp_path, mix.jobs[1], every_ms=10, takes_ms=5, told_ns=11 * S),
+        make_service_state(tmp_path, mix.jobs[1], every_ms=10, takes_ms=5, told_ns=11 * S),
     ]
     row = judge(mix, *states)
     assert row.result is Result.OK

@@ -18,7 +18,7 @@ from tests.support import forks
 from tests.support.experiments import composed, composed_by_hydra, configs_of, sweeper_of
 
 
-def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
+def print_plan(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
     """The names of the groups that the command line plans, as a user starts it."""
     start = forks.start_real if is_real else forks.start
     with start("run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
@@ -29,7 +29,7 @@ def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]
 
 @pytest.mark.slow
 def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
-    names = dry_run(
+    names = print_plan(
         tmp_path, "+experiment=robroek_quick", "gpu=simulated_h100_80gb", "workload.step_mode=eager", is_real=True
     )
     blocks = 5
@@ -51,7 +51,7 @@ def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
 
 @pytest.mark.slow
 def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
-    names = Counter(dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=naive,mps,mig"))
+    names = Counter(print_plan(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=naive,mps,mig"))
     mixes = [f"{mode}-{mix}" for mode in ("serial", "naive", "mps", "mig") for mix in ("M+S", "M+S+S", "L+S")]
     copies = [f"{mode}-{degree}x-tiny" for mode in ("naive", "mps", "mig") for degree in (1, 2, 3, 7)]
     assert names == dict.fromkeys([*mixes, *copies, "serial-1x-tiny"], 1)
@@ -63,7 +63,7 @@ def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
     [("scenario=naive", {"naive", "serial"}), ("scenario=mig", {"mig", "serial"})],
 )
 def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
-    names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
+    names = print_plan(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
     assert {name.split("-")[0] for name in names} == expected
 
 
@@ -76,7 +76,7 @@ def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
     ],
 )
 def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, override, expected):
-    names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
+    names = print_plan(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
     assert set(names) == expected
 
 
@@ -110,13 +110,13 @@ def test_another_scenario_drops_the_options_of_blocks():
 @pytest.mark.slow
 def test_each_combination_refers_to_its_list_project_choices(tmp_path):
     overrides = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
-    names = dry_run(tmp_path, *overrides, "workload.name=a_${hydra:runtime.choices.scenario}")
+    names = print_plan(tmp_path, *overrides, "workload.name=a_${hydra:runtime.choices.scenario}")
     assert sorted(names) == ["naive-1x-a_naive", "serial-1x-a_serial"]
 
 
 @pytest.mark.slow
 def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
-    assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
+    assert sorted(print_plan(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
         "naive-1x-tiny",
         "naive-2x-tiny",
         "serial-1x-tiny",
@@ -149,7 +149,7 @@ def test_a_value_of_a_block_is_set_as_it_stands_in_the_file(value):
 @pytest.mark.torch
 @pytest.mark.slow
 def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
-    names = Counter(dry_run(tmp_path, "+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8"))
+    names = Counter(print_plan(tmp_path, "+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8"))
     shares = [(f"mps_percent-{{}}x-{{}}-active_thread_pct={pct}", n) for pct, n in ((50, 2), (33, 3), (25, 4))]
     shares += [(f"mps_static-{{}}x-{{}}-chunks={chunks}", n) for chunks, n in ((7, 2), (5, 3), (3, 4))]
     shares += [(f"mig-{{}}x-{{}}-profile={profile}", n) for profile, n in (("3g", 2), ("2g", 3), ("1g.20gb", 4))]
@@ -168,7 +168,7 @@ def test_modes_on_the_command_line_select_the_shares_of_these_modes(tmp_path, wi
     if with_mig:
         fractions = (("3g", 2), ("2g", 3), ("1g.20gb", 4))
         expected += [f"mig-{k}x-infer_bert_base-profile={name}" for name, n in fractions for k in (1, n)]
-    assert Counter(dry_run(tmp_path, *typed)) == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
+    assert Counter(print_plan(tmp_path, *typed)) == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
 
 
 MINUTES = "+duration=minutes"

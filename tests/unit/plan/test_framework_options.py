@@ -58,19 +58,6 @@ def test_in_a_study_it_is_a_group_that_is_skipped_with_its_baseline(make_plan):
     assert len(skipped) == 4
 
 
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("workload.framework=mxnet", "framework=mxnet must be one of torch, jax"),
-        ("workload.rows=0", "rows=0 must be at least 1"),
-        ("workload.rounds=0", "rounds=0 must be at least 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(make_plan, override, why):
-    with pytest.raises(ConfigError, match=why):
-        make_plan([*PROBE, override])
-
-
 class CannotBeBuilt:
     def preview(self) -> Interpreter:
         return Interpreter(python="/env/bin/python", to_build="it is not built")

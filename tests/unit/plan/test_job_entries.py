@@ -15,6 +15,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.plan.job_entries import refuse_unread
 from pipeline.study.reproduce.reproduction import read_config
 from tests.conftest import GPU, inventory_of, sweep
+from tests.support.programs import write_script
 from tests.unit.plan.test_plan import make_original
 
 RUNNER = str(PROJECT_DIR / "workloads/script.py")
@@ -26,9 +27,7 @@ def scripts(tmp_path, monkeypatch):
     """A folder with scripts, from which the user calls."""
     for name in ("train.py", "eval.py"):
         (tmp_path / name).write_text(f"print({name!r})\n")
-    program = tmp_path / "program"
-    program.write_bytes(b"#!/bin/sh\n")
-    program.chmod(0o755)
+    write_script(tmp_path / "program")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -166,31 +165,6 @@ def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_
     make_plan(["workload=script", f"workload.script={program}"])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        ([*SCRIPT, "workload.args=--lr 1", "workload.flags.lr=2"], "--lr is given twice"),
-        ([*SCRIPT, "workload.args='--lr=1'", "workload.flags.lr=2"], "--lr is given twice"),
-        (["workload.flags.batch-size=2"], "--batch-size is given twice"),
-        ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split into words"),
-        (["workload=script", "workload.script=torchrunn"], "nor a program next to"),
-        (["mix=[S,S]", *TINY, "degree=2"], "remove degree"),
-        (["mix=['']"], "is empty"),
-        (["mix=['   ']"], "is empty"),
-        (["mix=[S,train]"], "train is neither one of the sizes"),
-        (["mix=['absent.py --lr 1']"], "absent.py does not exist"),
-        (["mix=['train.py \"']"], "cannot be split"),
-        (["mix=[{flags:{lr:1}}]"], "names no program"),
-        (["mix=[{command:train.py,args:x}]"], "exclude each other"),
-        (["mix=[{command:train.py,enviro:{}}]"], "enviro is not a key"),
-        (["mix=[{command:train.py,ends_by_itself:perhaps}]"], "ends_by_itself"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(make_plan, overrides, why):
-    with pytest.raises(ConfigError, match=why):
-        make_plan(overrides)
-
-
 def test_a_mix_has_sizes_and_command_lines_side_by_side(make_plan, scripts):
     entries = "mix=['train.py --epochs 3',{command:'python eval.py --split test',flags:{n:2},environ:{A:b}},S]"
     plan = make_plan([entries, *TINY], is_sweep=False)
@@ -274,22 +248,6 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
     (name,) = {group.name for group in plan.groups}
     assert name.endswith("waiting+plain_torch")
     assert any(note.startswith("waiting, plain_torch cannot be stopped") for note in plan.notes)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        (["degree=0", "co_runners=2"], "needs measured jobs"),
-        (["mix=[]", "co_runners=2"], "needs measured jobs"),
-        (["scenario=serial", "co_runners=2"], "one job at a time"),
-        (["co_runners=[Q]"], "must be a number"),
-        (["co_runners=-1"], "must be a number"),
-        (["workload=script", "workload.script=tests/toys/toy.py", "co_runners=1"], "cannot be stopped"),
-    ],
-)
-def test_co_runners_that_cannot_be_meant_are_refused(make_plan, overrides, why):
-    with pytest.raises(ConfigError, match=why):
-        make_plan(overrides)
 
 
 @pytest.mark.parametrize(

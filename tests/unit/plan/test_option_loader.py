@@ -1,9 +1,11 @@
-"""Classes that declare options: loading, mistakes, hooks, and folders of users."""
+"""Classes that declare options: loading, mistakes, hooks, folders of users, and the JSON schemas."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
+import functools
 import json
 import math
 import os
@@ -120,7 +122,7 @@ class Primes:
         return {"tilt": self.tilt / 2, "total": 3}
 
 
-def primes(**methods: Any) -> Any:
+def make_primes(**methods: Any) -> Any:
     """Return a workload of `Primes` with other methods."""
     kind = option_loader.load(f"{__name__}.Primes")
     values = {key: methods.pop(key) for key in ("tilt", "total", "bins") if key in methods}
@@ -128,7 +130,7 @@ def primes(**methods: Any) -> Any:
 
 
 def test_values_are_derived_once_and_those_that_are_given_win(monkeypatch):
-    planned = primes(total=99).complete().program_options()
+    planned = make_primes(total=99).complete().program_options()
     assert planned == {"tilt": 0.25, "total": 99, "bins": [1]}
     by_hand = program.parse(Primes, ["--total", "99"])
     assert (by_hand.tilt, by_hand.options.tilt, by_hand.total) == (0.25, 0.25, 99)
@@ -157,7 +159,7 @@ def fail(*_: object) -> None:
     ],
 )
 def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
-    wrong = primes(**workload)
+    wrong = make_primes(**workload)
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
         wrong = wrong.complete()
         wrong.refuse_wrong(CPU, device_was_chosen=True)
@@ -176,7 +178,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        job_entries._shrink(primes(small=method))
+        job_entries._shrink(make_primes(small=method))
 
 
 @dataclass
@@ -284,3 +286,123 @@ def test_a_shell_completes_them(folder):
     argv = [sys.executable, PROJECT_DIR / "run.py", "-sc", "query=bash"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("workload=primes\n", "")
+
+
+jsonschema = pytest.importorskip("jsonschema")
+FILES = {kind: sorted((PROJECT_DIR / "conf" / kind).glob("*.yaml")) for kind in ("experiment", "workload")}
+QUICK = PROJECT_DIR / "conf/experiment/robroek_quick.yaml"
+
+
+@functools.cache
+def validator(kind):
+    schema = json_schema.KINDS[kind]()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def read_content(path):
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def list_errors(kind, content):
+    return [f"{error.json_path}: {error.message}" for error in validator(kind).iter_errors(content)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths], ids=lambda value: str(value)
+)
+def test_files_of_the_project_are_valid(kind, path):
+    assert list_errors(kind, read_content(path)) == []
+
+
+def set_value(content, place, value):
+    changed = copy.deepcopy(content)
+    node = changed
+    for key in place[:-1]:
+        node = node[key] if isinstance(node, list) else node.setdefault(key, {})
+    node[place[-1]] = value
+    return changed
+
+
+BLOCK = ("blocks", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("repeat",), 5),
+        (("window", "second"), 3),
+        (("workload", "batchsize"), 8),
+        (("sizes", "S", "batchsize"), 8),
+        (("scenario", "profil"), "1g"),
+        (("listeners", "nvml", "interval"), 100),
+        (("gpu", "devices"), 0),
+        (("order",), "shuffled"),
+        (("repeats",), "many"),
+        (("workload", "precision"), "fp17"),
+        (("hydra", "mode"), "SWEEP"),
+        ((*BLOCK, "workload.batchsize"), 8),
+        ((*BLOCK, "sizes.S.batchsize"), 8),
+        ((*BLOCK, "scenari"), "naive,mps"),
+        ((*BLOCK, "window.seconds.x"), 3),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_what_no_study_takes_is_refused(place, value):
+    assert list_errors("experiment", set_value(read_content(QUICK), place, value))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("repeats",), "${oc.env:REPEATS}"),
+        (("repeats",), "auto"),
+        (("resume",), True),
+        (("workload", "flags"), {"optimizer": {"lr": 0.1}}),
+        (("sizes", "mine", "batch_size"), 8),
+        (("listeners", "mine", "interval_ms"), 500),
+        (("mix",), ["S", "train.py --epochs 3"]),
+        (("degree",), None),
+        ((*BLOCK, "+scenario.size_profile.I"), "1g"),
+        ((*BLOCK, "workload@sizes.mine"), "tiny"),
+        ((*BLOCK, "workload.flags.lr"), "0.1,0.2"),
+        ((*BLOCK, "workload.batch_size"), "32,64"),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_what_a_study_takes_is_valid(place, value):
+    assert list_errors("experiment", set_value(read_content(QUICK), place, value)) == []
+
+
+def test_a_workload_file_has_the_keys_of_its_kind():
+    tiny = read_content(PROJECT_DIR / "conf/workload/tiny.yaml")
+    assert list_errors("workload", tiny | {"rate_per_s": 3})
+    assert list_errors("workload", tiny | {"batchsize": 3})
+    infer = read_content(PROJECT_DIR / "conf/workload/infer_tiny.yaml")
+    assert list_errors("workload", infer | {"rate_per_s": 3}) == []
+
+
+def test_every_option_of_every_kind_is_known():
+    properties = json_schema.make_workload_schema()["properties"]
+    for kind in option_loader.list_kinds("workload"):
+        assert {field.name for field in dataclasses.fields(kind)} <= properties.keys()
+
+
+def test_options_have_their_default_and_meaning():
+    seconds = json_schema.make_experiment_schema()["properties"]["window"]["properties"]["seconds"]
+    assert seconds["default"] == 20.0
+    assert str(seconds["description"]).startswith("length of the steady window")
+
+
+def test_help_of_a_field_is_preferred():
+    @dataclasses.dataclass
+    class Mine:
+        rows: int = dataclasses.field(default=3, metadata={"help": "rows of the factors"})
+
+    node = json_schema._properties(Mine, "workload.")["rows"]
+    assert (node["description"], node["default"]) == ("rows of the factors", 3)
+
+
+def test_the_command_prints_a_schema(capsys):
+    assert json_schema.main(["workload"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema.make_workload_schema()

@@ -1,9 +1,12 @@
-"""Plans: launches, shards, blocks of `repeats=auto`, and arrival sequences."""
+"""Plans: launches, shards, blocks, arrival sequences, rehearsals, and groups that cannot run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +14,20 @@ from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.records import Job
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.observe.exporters.none import NoExporter
 from pipeline.plan import config_reader, plan_builder, plan_text, shards
+from pipeline.plan.config_schema import Config
+from pipeline.plan.inventory import take_inventory as take_inventory
 from pipeline.plan.plan_builder import cut_plan, number_sequences
+from pipeline.prepare.device import nvml
 from pipeline.scale import worker_command
+from pipeline.study import plans
 from pipeline.study.study_request import StudyRequest
-from tests.conftest import inventory_of, sweep
+from tests.conftest import GPU, inventory_of, sweep
+from tests.support.experiments import configs_of
 from tests.support.rows import group
+from tests.support.tables import refused_plans
 
 INTERLEAVED = ["window=interleaved", "data.source=synthetic_device"]
 
@@ -182,41 +192,6 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
     assert {group.block for group in make_plan(["repeats=${oc.env:REPEATS}"]).groups} == {1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["repeats=many"], "repeats=many must be a number or auto"),
-        (["repeats=0"], "repeats=0 must be at least 1"),
-        (["repeats=auto", "repeats_max=4"], "repeats_max=4 must be at least 5 with repeats=auto"),
-        (["repeats_max=20000"], "repeats_max=20000 must be at most 10000"),
-        (["repeats=auto", "precision_goal_pct=0"], "precision_goal_pct=0.0 must be greater than 0, and finite"),
-        (["repeats=auto", "precision_goal_pct=101"], "precision_goal_pct=101.0 must be at most 100"),
-        (["advise_minutes=0"], "advise_minutes=0.0 must be greater than 0"),
-        (
-            ["advise_minutes=1", "shard=2"],
-            "advise_minutes compares all blocks .* so shard=2 is not possible; remove it",
-        ),
-        (["advise_minutes=1", "repeats=auto"], "so repeats=auto is not possible; remove it"),
-        (["advise_minutes=1", "scenario=serial"], "advise_minutes needs groups with a speed-up"),
-        (["repeats=auto", "shard=2"], "shard=2 conflicts with repeats=auto, .*; remove shard, or set repeats=NUMBER"),
-        *(
-            (["repeats=auto", *overrides], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
-            for overrides in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
-        ),
-        pytest.param(
-            ["repeats=auto", "workload=infer_tiny", "workload.arrival=poisson", "workload.rate_per_s=9"],
-            "repeats=auto needs a group with a speed-up",
-            marks=pytest.mark.torch,
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_it_cannot_be_combined_with_is_refused_in_one_line(make_plan, overrides, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_plan(overrides, is_sweep=False)
-    assert "\n" not in str(caught.value)
-
-
 def test_all_parts_of_a_study_stop_by_the_same_rule(make_plan):
     with pytest.raises(ConfigError, match="repeats=3 conflicts with repeats=auto in the same study"):
         make_plan(["degree=2", "repeats=auto"], ["degree=3", "repeats=3"])
@@ -251,3 +226,186 @@ def test_a_job_alone_has_the_first_sequence_and_of_several_copies_another_in_eac
 
 def test_co_runners_never_have_the_sequence_of_a_measured_copy() -> None:
     assert [number("aa", block, "aab") for block in (1, 2)] == [[0, 1, 2, 3, 0], [1, 0, 2, 3, 0]]
+
+
+def test_a_store_in_a_folder_that_is_not_utf8_is_refused_and_one_elsewhere_is_not(make_plan, monkeypatch, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        ConfigError, match=r"^tracking\.root=mlruns has a path that is not UTF-8, .*; choose another folder, such as"
+    ):
+        make_plan([])
+    assert make_plan([f"tracking.root={tmp_path}"]).groups
+
+
+def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monkeypatch):
+    monkeypatch.chdir(PROJECT_DIR)
+    for overrides in (["workload=script", "workload.script=absent.py"], ["env=venv", "env.file=absent"]):
+        with pytest.raises(ConfigError) as refused:
+            make_plan(overrides)
+        assert f"=absent{'.py' if 'workload=script' in overrides else ''} does not exist" in str(refused.value)
+        assert str(refused.value).endswith(f" in {PROJECT_DIR}; check the name")
+
+
+def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
+    monkeypatch.setattr(nvml, "list_devices", list)
+    (config,) = config_reader.read(compose(["gpu=auto"]))
+    assert take_inventory([config], plans.find_device).device_of(config.gpu).kind == "cpu"
+    (config,) = config_reader.read(compose(["gpu=auto", "gpu.device=1"]))
+    with pytest.raises(ConfigError, match=r"gpu\.device='1' needs an NVIDIA GPU"):
+        take_inventory([config], plans.find_device)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.torch
+@pytest.mark.parametrize("workload", ["tiny", "bert_base", "infer_bert_base"])
+def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_plan, workload):
+    simulated = dataclasses.replace(GPU, kind="simulated")
+    graphs = [f"workload={workload}", "workload.step_mode=cuda_graph"]
+    assert make_plan([*graphs, "dry_run=true"], device=simulated).groups
+    with pytest.raises(
+        ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to print the plan, or \+re"
+    ):
+        make_plan(graphs, device=simulated)
+    for more in ([], ["dry_run=true"]):
+        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to print the plan, or \+re"):
+            make_plan([*graphs, "gpu=cpu", *more])
+
+
+def test_fp16_in_a_cuda_graph_is_refused(make_plan):
+    with pytest.raises(ConfigError, match="use precision=bf16"):
+        make_plan(["workload.step_mode=cuda_graph", "workload.precision=fp16"], device=GPU)
+
+
+EXPERIMENT = """
+# @package _global_
+defaults:
+  - override /workload@sizes.S: distilbert
+  - _self_
+hydra:
+  mode: MULTIRUN
+blocks:
+  - workload: resnet50_imagenet64,bert_base,robroek_large
+    workload.batch_size: 4,8
+    workload.precision: bf16
+    degree: 2
+  - {workload: bert_large, workload.sequence_tokens: "32,256", workload.step_mode: cuda_graph, degree: 1}
+  - workload: infer_bert_base
+    workload.arrival: poisson
+    workload.rate_per_s: 50,100
+    degree: 1
+  - {+workload@sizes.T: resnet50_imagenet64, +workload@sizes.I: infer_resnet50, mix: "[T,I,S]"}
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """The project's own configuration, with an experiment more."""
+    shutil.copytree(PROJECT_DIR / "conf", tmp_path / "conf")
+    (tmp_path / "conf/experiment/mine.yaml").write_text(EXPERIMENT.lstrip())
+    return tmp_path / "conf"
+
+
+@pytest.mark.slow
+def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
+    def list_settings(config: Config) -> tuple[object, ...]:
+        keys = ("batch_size", "sequence_tokens", "rate_per_s")
+        return (config.workload.name, *(getattr(config.workload, key, None) for key in keys))
+
+    configs = configs_of(["+experiment=mine", "+rehearse=tiny"], conf)
+    copies = [config for config in configs if config.mix is None]
+    assert {list_settings(config) for config in copies} == {
+        ("tiny", 4, None, None),
+        ("tiny", 8, None, None),
+        ("tiny_text", 4, 64, None),
+        ("tiny_text", 8, 64, None),
+        ("tiny_text", 16, 32, None),
+        ("tiny_text", 16, 64, None),  # 256 tokens are more than a rehearsal has time for
+        ("infer_tiny_text", 1, 64, 50),
+        ("infer_tiny_text", 1, 64, 100),
+    }
+    assert all(config.workload.step_mode.name == "eager" for config in configs)
+    assert all(config.workload.precision.name == "default" for config in copies)
+    (mix,) = (config for config in configs if config.mix is not None)
+    assert {name: mix.sizes[name].name for name in ("T", "I", "S")} == {
+        "T": "tiny",
+        "I": "infer_tiny",
+        "S": "tiny_text",
+    }
+
+
+@pytest.mark.slow
+def test_the_command_line_wins_over_stand_ins(conf):
+    overrides = [
+        "+experiment=mine",
+        "+rehearse=tiny",
+        "workload=tiny_text",
+        "workload.batch_size=2",
+        "workload.threads=2",
+    ]
+    for config in configs_of(overrides, conf):
+        assert (config.workload.name, config.workload.batch_size, config.workload.threads) == ("tiny_text", 2, 2)
+
+
+IN_FILE = """
+# @package _global_
+defaults:
+  - override /workload: script
+  - override /workload@sizes.S: script
+  - override /workload@sizes.M: resnet50_imagenet64
+  - _self_
+hydra:
+  mode: MULTIRUN
+blocks:
+  - {degree: 2}
+  - {mix: "[S,M]", sizes.M.batch_size: 16}
+workload: {script: train.py, args: [--lr, "0.1"], name: mine, samples: 256, flags: {epochs: 90}}
+sizes:
+  S: {script: train.py, samples: 4}
+  M: {image_px: 224, batch_size: 512, environ: {A: b}}
+"""
+
+
+@pytest.mark.slow
+def test_values_of_the_file_go_with_the_workloads_that_they_are_of(conf):
+    (conf / "experiment/mine.yaml").write_text(IN_FILE.lstrip())
+    copies, mix = configs_of(["+experiment=mine", "+rehearse=tiny", "sizes.S.samples=2"], conf)
+    (tiny,) = configs_of(["+rehearse=tiny", "workload=tiny"], conf)
+    assert copies.workload == tiny.workload
+    assert (mix.sizes["S"].script, mix.sizes["S"].samples) == (tiny.workload.script, 2)
+    of_m = mix.sizes["M"]
+    assert (of_m.name, of_m.image_px, of_m.batch_size, of_m.environ) == ("tiny", 32, 16, {})
+
+
+def test_a_program_without_a_small_form_is_left_alone_and_a_script_is_replaced(conf):
+    command = "command: 'serve {port}'"
+    (conf / "experiment/mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - override /workload: server\n  - _self_\nworkload: {{{command}}}\n"
+    )
+    (config,) = configs_of(["+experiment=mine", "+rehearse=tiny", "degree=1"], conf)
+    assert (config.workload.name, config.workload.command) == ("server", "serve {port}")
+    with pytest.raises(ConfigError, match=r"workload\.command does not exist"):
+        configs_of(["+experiment=robroek_quick", "+rehearse=tiny", "+workload.command=x"], conf)
+
+
+@refused_plans()
+def test_a_plan_that_cannot_be_is_refused_in_one_line(make_plan, tmp_path, monkeypatch, words, pattern, is_sweep):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=pattern) as refused:
+        make_plan(words, is_sweep=is_sweep)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"tracking.experiment={'x' * 256}", "must have at most 255 bytes"),
+        (f"gpu.lock_dir={'x' * 256}", "is too long for a path"),
+        (f"tracking.root={__file__}", "is a file; add a bundle to a store with"),
+    ],
+)
+def test_a_name_or_path_that_cannot_be_used_is_refused(make_plan, override, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan([override])

@@ -1,7 +1,8 @@
-"""How far a study is, shard by shard, from what a store holds of it."""
+"""How far a study is, shard by shard, and groups whose host is gone."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -10,23 +11,25 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError, TrackingError
+from pipeline.record import group_folder, group_record, owner
 from pipeline.record.group_record import Clock, GroupRecord
 from pipeline.record.shards import overview, shard_states, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submission
-from pipeline.record.store import content, results
+from pipeline.record.store import content, results, upload
 from pipeline.record.store.local_store import open_store
-from tests.support.tracking_cases import SECOND, START, as_running, store_groups
-from tests.support.tracking_cases import record as group_record
+from tests.support.tracking_cases import SECOND, START, as_running, child, make_spool, record, store_groups
+from tests.support.tracking_cases import record as make_record
+
+pytestmark = pytest.mark.store
 
 NOW_S = 1000.0
 _FIELDS = {"device", "gpu_uuid", "is_simulated", "later_plans", "spool_id"}
-pytest_plugins = ["tests.support.tracking_fixtures"]
-pytestmark = pytest.mark.store
 
 
-def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
+def make_run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
     """A group's run that took 10 s; of one without a result, it runs still. Some facts are fields of the record."""
     fields = {"gpu_uuid": f"GPU-{shard}", "spool_id": f"{shard}-{digest}"}
     fields |= {name: facts.pop(name) for name in _FIELDS & facts.keys()}
@@ -64,15 +67,10 @@ def look_at_runs(monkeypatch, tmp_path):
 def look_at_server(monkeypatch, look_at_runs):
     """The overview of these runs, and of what Slurm was given."""
 
-    def look(
-        submission: Submission,
-        *runs: GroupRecord,
-        queue: overview.Queue,
-        ends: Callable[..., Mapping[str, str]] = lambda _: {},
-    ) -> overview.Overview:
+    def look(submission: Submission, *runs: GroupRecord, **options: Any) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
         monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: submission)
-        return look_at_runs(*runs, queue=queue, ends=ends)
+        return look_at_runs(*runs, **options)
 
     return look
 
@@ -84,8 +82,10 @@ def test_sizes_of_shards_are_kept_in_few_words(sizes) -> None:
 
 
 def test_shards_are_done_running_incomplete_or_not_begun(look_at_runs) -> None:
-    again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
-    progress = look_at_runs(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
+    again = make_run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
+    progress = look_at_runs(
+        make_run(1, "a"), make_run(1, "b", "oom"), again, make_run(2, "a", "failed"), make_run(2, "b", None)
+    )
     assert [(shard.state, dict(shard.results), shard.group) for shard in progress.shards] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
@@ -100,7 +100,7 @@ def test_shards_are_done_running_incomplete_or_not_begun(look_at_runs) -> None:
 
 def test_shards_that_were_not_begun_have_one_line_a_gpu_model(look_at_runs) -> None:
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_shards": "2x40,1x2"}
-    lines = look_at_runs(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
+    lines = look_at_runs(make_run(1, "a", **h100), make_run(7, "b", **h100)).as_text(NOW_S).splitlines()
     assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
     assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
         "1 to 42 not begun 0/82",
@@ -112,18 +112,22 @@ def test_shards_that_were_not_begun_have_one_line_a_gpu_model(look_at_runs) -> N
 
 
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(look_at_runs) -> None:
-    old = run(3, "z", plan="p1", plan_shards="9x9")
+    old = make_run(3, "z", plan="p1", plan_shards="9x9")
     progress = look_at_runs(
-        old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted")
+        old,
+        make_run(1, "a"),
+        make_run(1, "b"),
+        make_run(1, "a", gpu_uuid="GPU-9", host="h2"),
+        make_run(2, "a", "interrupted"),
     )
     assert [(shard.state, shard.host) for shard in progress.shards] == [
         ("done", "h1"),
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
-    other_driver = look_at_runs(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
+    other_driver = look_at_runs(make_run(1, "a", driver_version="580"), make_run(1, "b", driver_version="590"))
     assert (other_driver.shards[0].state, dict(other_driver.shards[0].results)) == ("incomplete", {"ok": 1})
-    again = look_at_runs(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
+    again = look_at_runs(make_run(1, "a", "failed"), make_run(1, "a"), make_run(1, "b"))
     assert dict(again.shards[0].results) == {"ok": 2}
 
 
@@ -131,15 +135,15 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(look
     ("later", "states", "results"),
     [
         ([], "done", {"ok": 1, "skipped": 1}),
-        ([run(1, "b", None)], "running", {"ok": 1}),
-        ([run(1, "b", "timeout")], "incomplete", {"ok": 1, "timeout": 1}),
-        ([run(1, "b", "timeout"), run(1, "b", "skipped")], "done", {"ok": 1, "skipped": 1}),
-        ([run(1, "b", "failed", gpu_uuid="GPU-9")], "incomplete", {"ok": 1}),
-        ([run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
+        ([make_run(1, "b", None)], "running", {"ok": 1}),
+        ([make_run(1, "b", "timeout")], "incomplete", {"ok": 1, "timeout": 1}),
+        ([make_run(1, "b", "timeout"), make_run(1, "b", "skipped")], "done", {"ok": 1, "skipped": 1}),
+        ([make_run(1, "b", "failed", gpu_uuid="GPU-9")], "incomplete", {"ok": 1}),
+        ([make_run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
     ],
 )
 def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(look_at_runs, later, states, results) -> None:
-    progress = look_at_runs(run(1, "a"), run(1, "b", "skipped"), *later)
+    progress = look_at_runs(make_run(1, "a"), make_run(1, "b", "skipped"), *later)
     assert (progress.shards[0].state, dict(progress.shards[0].results)) == (states, results)
     message = "\n1 group skipped: resume=true runs the groups that can run now\n"
     assert (message in progress.as_text(NOW_S)) == ("skipped" in results)
@@ -148,7 +152,7 @@ def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(look_at_runs
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     def record_group(digest: str, shard: int = 1, **facts: str) -> GroupRecord:
         facts = {"plan": "p1", "plan_shards": "1x2", "boot_id": "b", "command_line": "run.py", **facts}
-        return group_record((), digest=digest, experiment="e", shard=shard, facts=facts, gpu_uuid=f"GPU-{shard}")
+        return make_record((), digest=digest, experiment="e", shard=shard, facts=facts, gpu_uuid=f"GPU-{shard}")
 
     of_new_plan = {"plan": "p2", "plan_shards": "2x1,1x1"}
     last = replace(record_group("c", 2, **of_new_plan, command_line="run.py degree=2"), start_ns=START + SECOND)
@@ -176,23 +180,23 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
 def test_of_the_plans_that_have_a_result_the_last_one_counts(look_at_runs) -> None:
     """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
     shorter, longer_plan = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
-    stopped = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
+    stopped = make_run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter])
     assert look_at_runs(stopped).is_done
-    resumed = run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
+    resumed = make_run(1, "a", plan="p2", plan_shards="1x2", later_plans=[shorter, longer_plan])
     assert [shard.state for shard in look_at_runs(resumed).shards] == ["done", "not begun"]
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs) -> None:
-    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
+    old = make_run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
     a100 = h100 | {"plan": "p2", "device": "A100"}
     begun = [
         old,
-        run(1, "a", **h100),
-        run(1, "b", **h100),
-        run(2, "a", **h100),
-        run(2, "b", **h100),
-        run(3, "a", **h100),
+        make_run(1, "a", **h100),
+        make_run(1, "b", **h100),
+        make_run(2, "a", **h100),
+        make_run(2, "b", **h100),
+        make_run(3, "a", **h100),
     ]
     progress = look_at_runs(*begun)
     assert [(shard.model, shard.number, shard.state) for shard in progress.shards] == [
@@ -200,7 +204,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs
         *(("H100", number, "done") for number in (1, 2, 3)),
     ]
     assert not progress.is_done and progress.seconds_left is None
-    progress = look_at_runs(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
+    progress = look_at_runs(*begun, make_run(1, "c", **a100), make_run(1, "d", None, **a100))
     assert [(shard.model, shard.number, shard.state) for shard in progress.shards][:4] == [
         ("A100", 1, "running"),
         ("A100", 2, "not begun"),
@@ -216,9 +220,9 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(look_at_runs
 STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 
-def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
+def make_task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRecord:
     """A group that a task of job array 7 ran."""
-    return run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
+    return make_run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
 
 def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_runs) -> None:
@@ -229,15 +233,15 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
         return {"7_1": "RUNNING", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING"}
 
     began = [
-        *(task(1, "a"), task(1, "b", None)),
-        *(task(2, "a"), task(2, "b", None)),
-        task(3, "a", None),
-        *(task(4, digest) for digest in "ab"),
-        *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
-        run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
+        *(make_task(1, "a"), make_task(1, "b", None)),
+        *(make_task(2, "a"), make_task(2, "b", None)),
+        make_task(3, "a", None),
+        *(make_task(4, digest) for digest in "ab"),
+        *(make_task(7, "a", None), make_run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
+        make_run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
     progress = look_at_runs(
-        *began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue
+        *began, make_run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), make_task(1, "a"), queue=queue
     )
     assert queries == [("c1", {"7"})]  # neither of an older plan nor of another cluster
     assert [(shard.state, shard.group or shard.reason) for shard in progress.shards] == [
@@ -252,13 +256,13 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(look_at_run
         ("not begun", ""),
     ]
     assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in progress.as_text(NOW_S)
-    assert look_at_runs(run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
+    assert look_at_runs(make_run(1, "a", None), queue=queue).shards[0].state == "running" and len(queries) == 1
 
 
 def test_a_shard_with_skipped_groups_waits_if_its_task_does(look_at_runs) -> None:
-    skipped = [task(1, "a"), task(1, "b", "skipped")]
+    skipped = [make_task(1, "a"), make_task(1, "b", "skipped")]
     progress = look_at_runs(
-        *skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"}
+        *skipped, make_task(2, "a", "skipped"), make_task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"}
     )
     assert [(shard.state, shard.tasks) for shard in progress.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
@@ -279,7 +283,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(look_at_server) -> None:
     ]
     assert none_begun.as_text(NOW_S).endswith("started by: run.py hydra/launcher=slurm")
     # Submitted again, after the first array has ended.
-    began = [task(1, "a"), task(1, "b"), task(2, "a", "failed")]
+    began = [make_task(1, "a"), make_task(1, "b"), make_task(2, "a", "failed")]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
     assert "\nto run the rest: " in look_at_server(make_submission("7"), *began, queue=queue).as_text(NOW_S)
     again = look_at_server(
@@ -303,7 +307,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(look_at_server) -> None:
 def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(look_at_server) -> None:
     command = "run.py hydra/launcher=slurm"
     facts = {"plan_any_gpu": "old", "plan_shards": "1x2", "command_line": command}
-    began = [task(1, "a", **facts), task(2, "b", **facts)]
+    began = [make_task(1, "a", **facts), make_task(2, "b", **facts)]
     new = replace(make_submission("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
     def read_states(last: Submission, *tasks: str) -> tuple[str, list[str]]:
@@ -329,14 +333,14 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
 
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(look_at_runs, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
-        monkeypatch.setattr(overview.results, "read_groups", lambda *_: [task(1, "a"), task(1, "b")])
+        monkeypatch.setattr(overview.results, "read_groups", lambda *_: [make_task(1, "a"), make_task(1, "b")])
         return {}
 
-    assert look_at_runs(task(1, "a"), task(1, "b", None), queue=queue).shards[0].state == "done"
+    assert look_at_runs(make_task(1, "a"), make_task(1, "b", None), queue=queue).shards[0].state == "done"
 
 
 def test_what_slurm_may_hide_is_not_lost(look_at_runs, monkeypatch) -> None:
-    groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
+    groups = [make_task(1, "a", None, user="somebody"), make_task(2, "a", None)]
     assert [shard.state for shard in look_at_runs(*groups, queue=lambda *_: {}).shards[:2]] == ["lost", "lost"]
     monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
     monkeypatch.setattr(shard_states.host_info, "user_name", lambda: STUDY_OF_TASKS["user"])
@@ -347,7 +351,7 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None
     def queue(*_: object) -> Mapping[str, str]:
         raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
-    progress = look_at_runs(task(1, "a", None), queue=queue)
+    progress = look_at_runs(make_task(1, "a", None), queue=queue)
     assert progress.shards[0].state == "running"
     assert re.search(
         "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
@@ -357,8 +361,8 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(look_at_runs) -> None
 
 
 def test_simulated_gpus_are_named(look_at_runs) -> None:
-    assert "simulated" not in look_at_runs(run(1, "a", device="H100")).as_text(NOW_S)
-    progress = look_at_runs(run(1, "a", device="H100"), run(1, "b", device="A100", is_simulated=True))
+    assert "simulated" not in look_at_runs(make_run(1, "a", device="H100")).as_text(NOW_S)
+    progress = look_at_runs(make_run(1, "a", device="H100"), make_run(1, "b", device="A100", is_simulated=True))
     assert "\nsimulated: A100\n" in progress.as_text(NOW_S)
 
 
@@ -366,11 +370,11 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
     look_at_runs, monkeypatch, tmp_path
 ) -> None:
     def record(name: str, result: Result, experiment: str = "e") -> GroupRecord:
-        return group_record((), spool_id=name, experiment=experiment, result=result)
+        return make_record((), spool_id=name, experiment=experiment, result=result)
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
-    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
+    waiting = [make_run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
     progress = look_at_runs(*waiting)
     assert [(shard.state, dict(shard.results)) for shard in progress.shards] == [
         ("incomplete", {"interrupted": 1}),
@@ -378,7 +382,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(
         ("running", {}),
     ]
     assert progress.num_unsent == 2
-    assert not look_at_runs(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
+    assert not look_at_runs(make_run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
 def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> None:
@@ -386,7 +390,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> Non
 
     def make_measured_run(plan: str, beside: int, **facts: str) -> GroupRecord:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
-        group_run = run(1, plan, other_gpus=beside, **{**study, **facts})
+        group_run = make_run(1, plan, other_gpus=beside, **{**study, **facts})
         return replace(group_run, facts={**group_run.facts, "shard": "1"})
 
     progress = look_at_runs(make_measured_run("p1", 0))
@@ -405,11 +409,11 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(look_at_runs) -> Non
     ]
     assert progress.is_done
     with pytest.raises(TrackingError, match="contains only groups that load the other GPUs"):
-        look_at_runs(run(1, "a", other_gpus=1, command_line=command))
+        look_at_runs(make_run(1, "a", other_gpus=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(look_at_runs) -> None:
-    progress = look_at_runs(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
+    progress = look_at_runs(make_run(1, "a"), make_run(1, "b", plan_any_gpu="s", plan_models=1))
     assert [shard.state for shard in progress.shards] == ["done", "not begun", "not begun"]
     assert progress.as_text(NOW_S).startswith("shard")
 
@@ -434,17 +438,17 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(look_at_ru
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(look_at_runs, recorded: str, last_line: str) -> None:
-    text = look_at_runs(run(1, "a", command_line=recorded)).as_text(NOW_S)
+    text = look_at_runs(make_run(1, "a", command_line=recorded)).as_text(NOW_S)
     assert text.splitlines()[-1] == last_line.replace("PYTHON", "python")
-    still_runs = look_at_runs(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(
-        NOW_S
-    )
+    still_runs = look_at_runs(
+        make_run(1, "a", command_line=recorded), make_run(2, "a", None, command_line=recorded)
+    ).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
 
 def test_a_study_of_one_shard_is_called_the_study(look_at_runs) -> None:
     sizes = {"plan_shards": "2x1"}
-    groups = [run(1, "a"), run(1, "b")]
+    groups = [make_run(1, "a"), make_run(1, "b")]
     progress = look_at_runs(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
     head, line, summary, *_ = progress.as_text(NOW_S).splitlines()
     assert head.split()[0] == "state" and line.split()[:2] == ["done", "2/2"]
@@ -461,7 +465,7 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         "9_5": "[1/1] a",
     }.items():
         (tmp_path / f"{name}.log").write_text(f"{line}\n")
-    began = [task(1, "a"), task(1, "b", "failed"), task(5, "a", None)]
+    began = [make_task(1, "a"), make_task(1, "b", "failed"), make_task(5, "a", None)]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
     noted = replace(make_submission("7", "9"), folder=str(tmp_path))
     ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}
@@ -503,7 +507,7 @@ def test_a_store_that_says_nothing_of_shards_is_an_error(look_at_runs) -> None:
 
 def test_running_groups_are_read_and_deleted_ones_are_not(root) -> None:
     facts = {"plan": "p"}
-    groups = [group_record((), number, experiment="e", facts=facts) for number in (1, 2, 3)]
+    groups = [make_record((), number, experiment="e", facts=facts) for number in (1, 2, 3)]
     store_groups(root, groups[0], as_running(replace(groups[1], start_ns=START + SECOND)), groups[2])
     store = open_store(root)
     store.client.delete_run(results.find_finished(store, "e")[1].run_id)
@@ -517,3 +521,108 @@ def test_running_groups_are_read_and_deleted_ones_are_not(root) -> None:
     assert (second.name, second.status, second.end_ms, second.result) == ("group 2", "RUNNING", None, None)
     with pytest.raises(TrackingError, match="no experiment 'f'"):
         results.read_groups(root, "f")
+
+
+@pytest.fixture
+def store(root):
+    """A store with three groups of two units, each with a job; the last one has ended."""
+    groups = []
+    for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
+        facts = {"plan": "p", "slurm_task": f"c1/9_{unit}", "user": host_info.user_name()}
+        job = child(0, name=f"job of {name}", metrics={})
+        group = record((job,), experiment="e", name=name, shard=unit, program_digest=f"of {name}", facts=facts)
+        group = dataclasses.replace(group, start_ns=group.start_ns + number * SECOND)
+        running = dataclasses.replace(job, result=None, end_ns=None)
+        groups.append(group if name == "ended" else dataclasses.replace(as_running(group), jobs=(running,)))
+    store_groups(root, *groups)
+    return open_store(root)
+
+
+def read_tags(store) -> dict[str, tuple[str, str | None, str | None]]:
+    """Status, result and description of every run, by name."""
+    (experiment,) = [experiment for experiment in store.client.search_experiments() if experiment.name == "e"]
+    runs = store.client.search_runs([experiment.experiment_id])
+    tags = {run.info.run_name: (run.info.status, run.data.tags) for run in runs}
+    return {
+        name: (status, of_run.get(Tag.RESULT), of_run.get(Tag.DESCRIPTION)) for name, (status, of_run) in tags.items()
+    }
+
+
+def read_endings(store):
+    return {name: ending[:2] for name, ending in read_tags(store).items()}
+
+
+def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
+    assert shard_states.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
+    assert read_endings(store) == {
+        **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
+        **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
+        **dict.fromkeys(["ended", "job of ended"], ("FINISHED", "ok")),
+    }
+    assert shard_states.close_shard(store, "e", "p", 1, ["of first"]) == []
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("queue", "closed"),
+    [({}, ["second"]), ({"9_1": "RUNNING"}, ["second"]), ({"9_2": "RUNNING"}, []), (None, [])],
+)
+def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(store, monkeypatch, queue, closed):
+    def read_states(cluster, arrays):
+        assert (cluster, arrays) == ("c1", {"9"})
+        if queue is None:
+            raise CommandError(["squeue"], 1, "Socket timed out")
+        return queue
+
+    monkeypatch.setattr(shard_states.squeue, "read_cluster_states", read_states)
+    assert shard_states.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    killed = {name for name, (status, _) in read_endings(store).items() if status == "KILLED"}
+    assert killed == {run for name in closed for run in (f"job of {name}", name)}
+
+
+def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, store):
+    ended = record((), experiment="e", spool_id="alive", metrics={})
+    folder = make_spool(root, as_running(ended))
+    begun = upload.begin(lambda _: store, folder)
+    name = ended.name
+    assert name in shard_states.close_silent(store, "e", 3600)
+    assert "host was lost" in read_tags(store)[name][2]
+    group_folder.write(folder, ended)
+    upload.send(lambda _: store, folder, series_points=10, begun_runs=begun)
+    assert (read_endings(store)[name][0], read_tags(store)[name][2]) == ("FINISHED", "ok")
+
+
+def test_what_is_silent_is_closed_when_asked(store):
+    assert shard_states.close_silent(store, "e", silent_s=1e12) == []
+    assert shard_states.close_silent(store, "e", silent_s=3600) == ["first", "second"]
+    assert shard_states.close_silent(store, "no such experiment", silent_s=0) == []
+
+
+def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):
+    folder = make_spool(tmp_path, as_running(record((), host="another", boot_id="", machine_id="")))
+    assert group_folder.survey(folder.parents[1]).elsewhere == {folder: "another"}
+    assert not group_record.read(folder).is_closed
+    monkeypatch.setattr(owner.platform, "node", lambda: "another")
+    assert group_folder.survey(folder.parents[1]).ready == (folder,)
+    assert group_record.read(folder).is_closed
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("reply", ["BAD_REQUEST: (sqlite3.IntegrityError) UNIQUE constraint failed: tags.key", "no"])
+def test_a_tag_that_another_attempt_sets_at_the_same_moment_is_set_again(store, monkeypatch, reply):
+    from mlflow.exceptions import MlflowException
+
+    set_tag, replies = store.client.set_tag, [reply]
+
+    def refuse_once(run_id, key, value):
+        if replies:
+            raise MlflowException(replies.pop())
+        set_tag(run_id, key, value)
+
+    monkeypatch.setattr(store.client, "set_tag", refuse_once)
+    if reply == "no":
+        with pytest.raises(MlflowException, match="no"):
+            shard_states.close_shard(store, "e", "p", 1, [])
+    else:
+        assert shard_states.close_shard(store, "e", "p", 1, []) == ["first"]
+        assert read_endings(store)["first"] == ("KILLED", "interrupted")

@@ -1,4 +1,4 @@
-"""The local store: created once, migrated safely, moved with its artifacts."""
+"""The local store: created once, migrated safely, moved with its artifacts, read as tables and on MLflow's pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +19,31 @@ import sqlalchemy
 
 from pipeline import tracking
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag, fact_tag, stored_name
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
-from pipeline.record.store import database_schema
+from pipeline.record import group_record
+from pipeline.record.group_record import GroupRecord
+from pipeline.record.store import database_schema, pages, results
 from pipeline.record.store.local_store import is_local, is_ready, open_store
 from pipeline.record.store.portable_paths import relocate
 from pipeline.record.store.store_access import open_if_there
 from pipeline.report.__main__ import main as report
-from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
+from tests.support.tracking_cases import (
+    EXPERIMENT,
+    PROJECT,
+    SECOND,
+    START,
+    as_running,
+    child,
+    client,
+    make_spool,
+    record,
+    runs_of,
+    store_groups,
+)
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 
@@ -342,3 +360,243 @@ def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Pa
     link = tmp_path / "link"
     link.symlink_to(root)
     assert open_store(link).open_experiment(EXPERIMENT)
+
+
+@pytest.mark.parametrize(
+    "tag", [Tag.DIGEST, Tag.PLANNED, Tag.FIGURES, fact_tag("plan"), fact_tag("environment_0_digest")]
+)
+def test_mlflow_shows_no_digest_and_no_json(tag: str) -> None:
+    tags = {stored_name(tag): "x", Tag.RESULT: "ok"}
+    assert all(name.startswith("mlflow.") for name in tags if name != Tag.RESULT)
+
+
+@pytest.mark.parametrize("tag", [Tag.RESULT, Tag.DEVICE, Tag.STUDY, fact_tag("git_commit"), Tag.PARENT_RUN])
+def test_what_people_read_keeps_its_name(tag: str) -> None:
+    assert stored_name(tag) == tag
+
+
+def test_tags_say_what_the_record_has(root: Path) -> None:
+    facts = {"plan": "p", "host": "h", "program_commit": "abc", "command_line": "/x/run.py degree=1"}
+    job = child(0, size="S", is_co_runner=True, pid=7, placement={"mig_profile": "1g"}, notes={"left_out": "a"})
+    options = {"profile": "auto"}
+    (group,) = store_groups(root, record((job,), facts=facts, note="slow", options=options, baseline_run=2))
+    tags = open_store(root).client.get_run(group.run_id).data.tags
+    assert json.loads(tags["mlflow.collocation.planned"]) == {"settings": group.settings, "options": options}
+    assert (tags["mlflow.collocation.plan"], tags["mlflow.source.git.commit"]) == ("p", "abc")
+    assert (tags["mlflow.source.name"], tags["collocation.flag"], tags["collocation.baseline_run"]) == (
+        "run.py",
+        "slow",
+        "2",
+    )
+    run = open_store(root).client.get_run(group.jobs[0].run_id)
+    job_tags = {
+        name: run.data.tags[f"collocation.{name}"] for name in ("size", "co_runner", "pid", "host", "left_out", "index")
+    }
+    assert job_tags == {"size": "S", "co_runner": "true", "pid": "7", "host": "h", "left_out": "a", "index": "0"}
+    assert run.data.params["placement.mig_profile"] == "1g"
+    table = results.load(root, EXPERIMENT)
+    assert table[f"group.tags.{Tag.DIGEST}"].tolist() == ["digest1"] and table["tags.collocation.pid"].tolist() == ["7"]
+    (read_group,) = results.read_groups(root, EXPERIMENT)
+    assert read_group.facts.items() >= {"plan": "p", "host": "h"}.items()
+    assert (read_group.result, read_group.digest) == ("ok", "digest1")
+    assert results.recall(root, group.jobs[0].run_id).group == group
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "shown"),
+    [
+        ({"work_unit": "steps"}, {}, "serial-1x-it's; 5% (work_unit=steps)"),
+        ({"flags.amp": "true"}, {}, "serial-1x-it's; 5% (--amp)"),
+        ({}, {"window": "work"}, "serial-1x-it's; 5% (window=work)"),
+        ({}, {"device": "Other"}, "serial-1x-it's; 5%"),
+        ({}, {}, "serial-1x-it's; 5% (digest key2)"),
+    ],
+    ids=["an option", "a flag", "a setting", "a device with a column of its own", "other code"],
+)
+def test_mlflow_tells_groups_of_one_name_apart(root: Path, params, settings, shown) -> None:
+    def group(number: int, second: int, params: dict[str, str], settings: dict[str, str]) -> GroupRecord:
+        job = child(0, params={"workload": "script", "work_unit": "samples"} | params)
+        all_settings = {"device": "GPU", "window": "steady"} | settings
+        device = all_settings["device"]
+        start_ns = START + second
+        return record(
+            (job,), number, name="serial-1x-it's; 5%", settings=all_settings, device=device, start_ns=start_ns
+        )
+
+    groups = [group(1, 0, {}, {}), group(2, 1, params, settings), group(1, 2, {}, {}), group(2, 3, params, settings)]
+    stored = store_groups(root, *groups)
+    client = open_store(root).client
+    assert [client.get_run(one.run_id).info.run_name for one in stored] == ["serial-1x-it's; 5%", shown] * 2
+    assert {one.name for one in stored} == {"serial-1x-it's; 5%"}  # the stored name stays
+
+
+@pytest.mark.parametrize("marks", [{}, {"note": "slow"}, {"invalid": "the GPU was hot"}])
+def test_the_description_of_a_marked_row_begins_with_a_sign(root: Path, marks: dict[str, str]) -> None:
+    (group,) = store_groups(root, record((child(0),), **marks))
+    described = open_store(root).client.get_run(group.run_id).data.tags[Tag.DESCRIPTION]
+    assert described.startswith("\u26a0 ok* (" if marks else "ok")
+
+
+def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:
+    store = open_store(root)
+    for name in ("study-rehearsal", "other"):
+        store.open_experiment(name)
+    with pytest.raises(TrackingError, match=r"has no experiment 'nothing'; available: 'other', 'study-rehearsal'$"):
+        results.load_groups(root, "nothing")
+    with pytest.raises(TrackingError, match=r": 'study' has only a rehearsal; use study-rehearsal$"):
+        results.load_groups(root, "study")
+
+
+@pytest.mark.slow
+def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(root: Path) -> None:
+    def columns() -> list[str]:
+        experiment = open_store(root).client.get_experiment_by_name("e")
+        return list(json.loads(experiment.tags[pages.VIEW_TAG])["selectedColumns"])
+
+    open_store(root).open_experiment("e", {"samples"})
+    assert "metrics.`throughput_total_samples_per_s`" in columns()
+    assert not any("requests" in column for column in columns())
+    store = open_store(root)
+    assert store.open_experiment("e", {"requests"}) == store.open_experiment("e")
+    both = ["samples", "requests"]
+    assert {f"metrics.`throughput_total_{unit}_per_s`" for unit in both} <= set(columns())
+    assert {"metrics.`energy_per_sample_j`", "metrics.`energy_per_request_j`"} <= set(columns())
+
+
+def test_a_page_that_somebody_else_made_shows_no_unit() -> None:
+    assert pages.units_in_view("") == pages.units_in_view("[1]") == pages.units_in_view('{"compareRunCharts": 3}')
+    assert pages.units_in_view(pages.view_as_json(frozenset({"particle_turns"}))) == {"particle_turns"}
+
+
+def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
+    state = pages.view_as_json(frozenset(f"units_{number:03}" for number in range(100)))
+    assert len(state) <= 5000 and len(pages.units_in_view(state)) > 2
+
+
+def test_the_view_is_of_groups_by_name_with_their_marks_and_first_figures_in_sight() -> None:
+    state = json.loads(pages.view_as_json(frozenset({"samples"})))
+    assert state["selectedColumns"][:4] == [
+        "attributes.`Description`",  # begins with the mark
+        *(f"metrics.`{name}`" for name in ("throughput_total_samples_per_s", "speedup_vs_serial_ratio")),
+        "metrics.`slowdown_worst_ratio`",
+    ]
+    # MLflow leaves 700 pixels to the columns of a page of 1,400 while its menu and its assistant are open.
+    assert sum(state["columnWidths"][name] for name in state["columnOrder"][:6]) <= 700
+    assert {"tags.`collocation.device`", "tags.`collocation.simulated`"} < set(state["selectedColumns"])
+    assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`mlflow.runName`", True)
+    assert state["searchFilter"] == "tags.`collocation.role` = 'group'"  # neither reports nor jobs between them
+
+
+@pytest.fixture
+def filled_root(root: Path) -> Path:
+    """Two groups that ended, the later one sent first, and one that runs."""
+    facts = {"boot_id": "boot", "power_limit_w": "500", "ecc_mode": ""}
+    metrics = {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
+    jobs = [
+        child(index, params={"batch_size": str(index)}, metrics={"throughput_samples_per_s": float(index)})
+        for index in (0, 1, 2)
+    ]
+    store_groups(
+        root,
+        record(
+            (replace(jobs[2], result=Result.OOM),),
+            2,
+            start_ns=START + SECOND,
+            result=Result.OOM,
+            metrics={"makespan_s": 2.0},
+        ),
+        record((jobs[0], jobs[1]), 1, facts=facts, gpu_uuid="GPU-1", metrics=metrics),
+        as_running(record((), 3, start_ns=START + 2 * SECOND)),
+    )
+    return root
+
+
+def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled_root: Path) -> None:
+    first, second = results.find_finished(filled_root, EXPERIMENT)
+    assert (first.digest, first.result) == ("digest1", Result.OK)
+    assert dict(first.machine_state.facts) == {"gpu_uuid": "GPU-1", "boot_id": "boot", "power_limit_w": "500"}
+    assert first.metrics == {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
+    assert (second.digest, second.result, second.machine_state.facts) == ("digest2", Result.OOM, ())
+
+
+def test_a_group_whose_run_was_deleted_is_not_read(filled_root: Path) -> None:
+    first, _ = results.find_finished(filled_root, EXPERIMENT)
+    open_store(filled_root).client.delete_run(first.run_id)
+    assert [group.digest for group in results.find_finished(filled_root, EXPERIMENT)] == ["digest2"]
+    open_store(filled_root).client.restore_run(first.run_id)
+    assert len(results.find_finished(filled_root, EXPERIMENT)) == 2
+
+
+def test_a_store_of_an_earlier_version_is_refused_in_a_line_that_names_the_script(filled_root: Path) -> None:
+    for file in filled_root.glob("artifacts/*/*/artifacts/record.json"):
+        (file.parent / "group.json").write_text("{}")
+        file.unlink()
+    for read in (results.find_finished, results.load_groups, results.read_groups):
+        with pytest.raises(
+            TrackingError, match=rf"^{filled_root} was .*: python benchmarks/convert_bundle.py {filled_root} "
+        ) as e:
+            read(filled_root, EXPERIMENT)
+        assert "\n" not in str(e.value)
+
+
+def test_nothing_is_finished_where_there_is_no_store_and_looking_makes_none(root: Path, tmp_path: Path) -> None:
+    assert results.find_finished(tmp_path / "absent", EXPERIMENT) == []
+    assert not (tmp_path / "absent").exists()
+    assert results.find_finished(root, "never heard of") == []
+
+
+def test_groups_are_one_row_each_and_missing_stays_missing(filled_root: Path) -> None:
+    table = results.load_groups(filled_root, EXPERIMENT)
+    assert table["metrics.makespan_s"].tolist()[:2] == [1.0, 2.0]
+    assert table["metrics.speedup_vs_serial_ratio"].isna().tolist() == [False, True, True]
+    assert table["tags.collocation.result"].tolist()[:2] == ["ok", "oom"]
+    assert table["end_time"].isna().tolist() == [False, False, True]
+
+
+def test_jobs_have_their_group_beside_them(filled_root: Path) -> None:
+    table = results.load(filled_root, EXPERIMENT)
+    assert table["metrics.throughput_samples_per_s"].tolist() == [0.0, 1.0, 2.0]
+    assert table["params.batch_size"].tolist() == ["0", "1", "2"]
+    assert table["group.tags.collocation.result"].tolist() == ["ok", "ok", "oom"]
+    assert table["group.metrics.makespan_s"].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_tables_of_nothing(root: Path, tmp_path: Path) -> None:
+    for where, experiment in ((tmp_path / "absent", EXPERIMENT), (root, "never heard of")):
+        with pytest.raises(TrackingError, match=r"no (store|experiment)"):
+            results.load(where, experiment)
+    open_store(root).open_experiment("empty")
+    assert len(results.load(root, "empty")) == len(results.load_groups(root, "empty")) == 0
+
+
+@pytest.mark.slow
+def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
+    """1,000 groups of 2 jobs, with 40 metrics and 40 params each."""
+    values = {
+        "params": {f"param{k}": str(k) for k in range(40)},
+        "metrics": {f"metric{k}": float(k) for k in range(40)},
+    }
+    (stored,) = store_groups(root, record((child(0, **values), child(1, **values)), **values))
+    (folder,) = root.glob("artifacts/*")
+    for number in range(1, 1000):
+        copy = replace(stored, run_id=f"{number:032x}", start_ns=stored.start_ns + number)
+        (folder / copy.run_id / "artifacts").mkdir(parents=True)
+        (folder / copy.run_id / "artifacts" / "record.json").write_text(group_record.encode(copy))
+    began = time.process_time()  # not the clock: other tests may run beside this one
+    assert len(results.find_finished(root, EXPERIMENT)) == 1000
+    assert len(results.load(root, EXPERIMENT)) == 2000
+    assert time.process_time() - began < 20
+
+
+def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
+    facts = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
+    assert results._describe_programs(facts) == "train --epochs 3 --lr 0.1 --fast"
+    assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"
+
+
+def test_the_time_of_a_window_by_need_beyond_its_shortest_length_is_part_of_the_estimate(root: Path) -> None:
+    window = Window(kind=WindowKind.STEADY, seconds=1, most_s=10)
+    metrics = {"time_launch_s": 3.0, "time_window_s": 16.0, "window_s": 11.5}
+    params = {"scenario": "serial", "degree": "2", "jobs": "a+b"}
+    store_groups(root, record((), window=window, scenario="serial", params=params, metrics=metrics))
+    assert [group.on_top_s for group in results.find_past_groups(root)] == [3.0 + 11.5 - 2 * 1.0]

@@ -13,18 +13,17 @@ import pytest
 from pipeline import timeline
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
-from pipeline.observe.group_result import GroupResult, JobResult, Span
+from pipeline.observe.group_result import JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_record import Clock, GroupRecord
 from pipeline.record.store import upload
 from pipeline.record.store.local_store import open_store
-from tests.support.rows import FIELDS, S
+from tests.support.rows import FIELDS, S, make_row
 from tests.support.rows import group as make_group
 from tests.support.trace_format import problems
 from tests.support.tracking_cases import EXPERIMENT, make_spool
 from tests.support.tracking_cases import record as stored
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 
@@ -49,13 +48,11 @@ def make_group_trace(
     ]
     of_jobs = [span for index, named in jobs.items() for span in make_spans(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
-    row = GroupResult(
-        group=toy_group, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs)
-    )
+    row = make_row(toy_group, jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
     return traces.make_trace(record(), row, samples, FIELDS)
 
 
-def slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
+def read_slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
     return {
         event["name"]: (event["ts"], event["dur"])
         for event in trace["traceEvents"]
@@ -69,7 +66,7 @@ WHOLE = [("process", 11, 14), ("setup", 14, 16), ("warmup", 16, 19), ("ready", 1
 def test_groups_and_jobs_are_tracks_and_their_phases_slices():
     trace = make_group_trace({0: WHOLE, 1: [("process", 11, 18), ("ready", 18, 29)]})
     assert problems(trace) == []
-    assert slices(trace, 1) == {
+    assert read_slices(trace, 1) == {
         "naive-w0+w1": (0, 21e6),
         "setup": (0, 1e6),
         "launch": (1e6, 9e6),
@@ -78,7 +75,7 @@ def test_groups_and_jobs_are_tracks_and_their_phases_slices():
         "end": (18e6, 2e6),
         "cleanup": (20e6, 1e6),
     }
-    assert slices(trace, 2) == {
+    assert read_slices(trace, 2) == {
         "0-w0": (1e6, 18.5e6),
         "process": (1e6, 3e6),
         "setup": (4e6, 2e6),
@@ -100,23 +97,23 @@ def test_jobs_one_after_another_have_no_common_window():
         {0: [("process", 2, 9)], 1: [("process", 9, 30)]}, spans=make_spans(*named), sequential=True
     )
     assert problems(trace) == []
-    assert slices(trace, 2)["0-w0"] == (1e6, 7e6)
-    assert slices(trace, 3)["1-w1"] == (8e6, 21e6)
-    assert "measured" not in slices(trace, 1)
+    assert read_slices(trace, 2)["0-w0"] == (1e6, 7e6)
+    assert read_slices(trace, 3)["1-w1"] == (8e6, 21e6)
+    assert "measured" not in read_slices(trace, 1)
 
 
 def test_a_job_that_never_ended_has_no_track():
     trace = make_group_trace({0: []})
     assert problems(trace) == []
-    assert slices(trace, 2) == {}
+    assert read_slices(trace, 2) == {}
 
 
 def test_a_group_that_failed_before_its_launch_has_no_job():
     spans = tuple(make_spans(("setup", 1, 2), ("cleanup", 2, 3)))
-    row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
+    row = make_row(make_group("a"), result=Result.FAILED, reason="no MIG", jobs=(), spans=spans)
     trace = traces.make_trace(record(), row, (), FIELDS)
     assert problems(trace) == []
-    assert slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
+    assert read_slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
 
 
 def test_the_devices_readings_are_counters_and_thinned():

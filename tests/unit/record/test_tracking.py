@@ -45,7 +45,6 @@ from tests.support.tracking_cases import (
     series,
 )
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.store
 
 

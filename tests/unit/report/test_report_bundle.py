@@ -27,8 +27,6 @@ from pipeline.report.read.rows import named_stores
 from tests.support.bundles import EXPERIMENT, copy_groups, make_groups, write_bundle
 from tests.support.tracking_cases import store_groups
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
-
 
 def test_a_store_and_its_bundle_give_equal_rows_without_paths(root: Path, tmp_path: Path) -> None:
     store_groups(root, *make_groups())

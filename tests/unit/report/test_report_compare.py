@@ -40,7 +40,6 @@ from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_store import EXPERIMENT, group, insert
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 H200 = "NVIDIA H200"
 
 

@@ -252,6 +252,22 @@ def test_intervals_cover_the_truth_95_times_of_100() -> None:
         assert 0.94 < covered < 0.96
 
 
+def list_figures(blocks: list[float], scale: Scale) -> list[float]:
+    """The figures of an estimate and of a comparison; NaN for those that are missing."""
+    test = compare_pairs(blocks)
+    figures = [*dataclasses.astuple(estimate(blocks, scale)), *dataclasses.astuple(test.ratio)]
+    figures += [test.p_different, test.p_equal, test.mean, test.deviation]
+    return [math.nan if figure is None else float(figure) for figure in figures]
+
+
+def test_the_order_of_blocks_changes_no_estimate_and_no_test() -> None:
+    chance = random.Random(RNG_SEED)
+    for num_blocks, scale in itertools.product((1, 2, 5, 12), Scale):
+        blocks = [chance.uniform(0.4, 1.0) for _ in range(num_blocks)]
+        for permuted in (chance.sample(blocks, num_blocks) for _ in range(5)):
+            assert list_figures(permuted, scale) == pytest.approx(list_figures(blocks, scale), rel=1e-9, nan_ok=True)
+
+
 def test_pairing_removes_what_a_block_does_to_all_modes() -> None:
     ratios = [1.10, 1.11, 1.09, 1.10, 1.105]
     test = compare_pairs(ratios)

@@ -17,7 +17,6 @@ from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
 
-pytest_plugins = ["tests.support.tracking_fixtures"]
 EXPERIMENT = "study"
 DEVICE = "NVIDIA H100 80GB HBM3"
 SETTINGS = {"device": DEVICE, "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}

@@ -110,7 +110,7 @@ def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.Mon
 
 
 def test_a_refused_worker_whose_shard_another_gpu_ran_is_no_failure() -> None:
-    fleet = fleet_of(devices_of("A", "A"), {"A": [1, 2]})
+    fleet = make_fleet(devices_of("A", "A"), {"A": [1, 2]})
     nobody: Any = None
     fleet.start_more(nobody)
     first, second = fleet.workers
@@ -219,7 +219,7 @@ def end(fleet: fleets.Fleet, worker: WorkerProcess, status: int) -> None:
     fleet.handle_end(worker, status)
 
 
-def fleet_of(devices: list[Device], shards: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
+def make_fleet(devices: list[Device], shards: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
     """A fleet whose workers only say what they were to do; shards by GPU model."""
 
     def request(model: str) -> Any:
@@ -245,7 +245,7 @@ def fleet_of(devices: list[Device], shards: Mapping[str, list[int]], limit_s: fl
 
 
 def test_each_gpu_gets_shards_of_the_plan_for_its_model() -> None:
-    fleet = fleet_of(devices_of("A", "B", "A", "A"), {"A": [1, 2], "B": [1, 2, 3]})
+    fleet = make_fleet(devices_of("A", "B", "A", "A"), {"A": [1, 2], "B": [1, 2, 3]})
     nobody: Any = None
 
     def started() -> list[tuple[str, object, object]]:
@@ -294,7 +294,7 @@ def test_a_gpu_goes_on_with_the_shard_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
     part = fleets.Part(
-        request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), gpu_by_shard=begun
+        request=make_fleet([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), gpu_by_shard=begun
     )
     assert [device.uuid for device in part.sort_devices()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
@@ -304,7 +304,7 @@ def test_a_gpu_goes_on_with_the_shard_that_it_has_begun() -> None:
 
 
 def test_a_shard_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
-    fleet = fleet_of(devices_of("A", "A"), {"A": [1]})
+    fleet = make_fleet(devices_of("A", "A"), {"A": [1]})
     nobody: Any = None
     assert fleet.start_more(nobody)
     (refused,) = fleet.workers
@@ -314,7 +314,7 @@ def test_a_shard_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
 
 
 def test_when_a_shard_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = fleet_of(devices_of("A", "A", "B"), {"A": [1, 2, 3, 4, 5], "B": [1]})
+    fleet = make_fleet(devices_of("A", "A", "B"), {"A": [1, 2, 3, 4, 5], "B": [1]})
     nobody: Any = None
     fleet.start_more(nobody)
     now_s = time.monotonic()
@@ -339,7 +339,7 @@ def test_when_a_shard_ends_the_study_says_how_much_is_left(capsys: pytest.Captur
 
 
 def test_a_study_whose_time_is_over_leaves_the_shards_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = fleet_of(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
+    fleet = make_fleet(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
     nobody: Any = None
     assert not fleet.start_more(nobody)
     assert "time_limit_s=-1 has passed: 3 shards left" in capsys.readouterr().err

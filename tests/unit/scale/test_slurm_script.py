@@ -39,7 +39,7 @@ def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> No
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
-def script(options: SlurmOptions, limit_s: float | None = None, typed: Sequence[str] = TYPED) -> str:
+def make_script(options: SlurmOptions, limit_s: float | None = None, typed: Sequence[str] = TYPED) -> str:
     return slurm.make_script(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
 
 
@@ -47,7 +47,7 @@ def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -
     options = SlurmOptions(
         partition="gpu", gres="gpu:h100:1", array_parallelism=2, additional_parameters={"exclusive": True, "nice": 5}
     )
-    directives = {line for line in script(options).splitlines() if line.startswith("#SBATCH")}
+    directives = {line for line in make_script(options).splitlines() if line.startswith("#SBATCH")}
     assert directives == {
         "#SBATCH --array=1,3%2",
         "#SBATCH --exclusive",
@@ -80,7 +80,7 @@ def test_a_task_runs_its_shard_and_resumes_when_it_is_requeued(
     script_file = tmp_path / "said.py"
     shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY'], os.environ['COLLOCATION_TASK']"
     script_file.write_text(f"import os, sys\nprint({shown}, sep='|')\n")
-    text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(script_file))
+    text = make_script(options, limit_s).replace(str(Path("run.py").absolute()), str(script_file))
     done = subprocess.run(
         ["bash", "-c", text],
         env={"PATH": "/usr/bin:/bin", **OF_TASK, **environ},
@@ -96,19 +96,19 @@ def test_a_task_runs_its_shard_and_resumes_when_it_is_requeued(
 
 
 def test_a_task_waits_for_its_device_unless_it_was_said_whether_it_does() -> None:
-    assert " wait=true shard=" in script(SlurmOptions())
-    text = script(SlurmOptions(), typed=["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
+    assert " wait=true shard=" in make_script(SlurmOptions())
+    text = make_script(SlurmOptions(), typed=["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
     assert " wait=false shard=" in text and "wait=true" not in text
 
 
 def test_a_task_measures_within_the_limit_that_it_was_given() -> None:
     options = SlurmOptions(timeout_min=10, signal_delay_s=60)
-    assert "\nlimit_s=540\n" in script(options) and "\nlimit_s=8\n" in script(options, 7.5)
+    assert "\nlimit_s=540\n" in make_script(options) and "\nlimit_s=8\n" in make_script(options, 7.5)
 
 
 def test_an_option_cannot_smuggle_in_a_line() -> None:
     with pytest.raises(ConfigError, match="partition has a line break"):
-        script(SlurmOptions(partition="gpu\nrm"))
+        make_script(SlurmOptions(partition="gpu\nrm"))
 
 
 @pytest.fixture
@@ -125,18 +125,20 @@ def remaining(monkeypatch: pytest.MonkeyPatch):
     return look
 
 
-def shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespace:
+def make_shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespace:
     return SimpleNamespace(number=number, state=state, tasks=tasks, results=results)
 
 
 def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(remaining, capsys) -> None:
-    begun = [shard(1, "done"), shard(2, "running", "14_2"), shard(3, "waiting", "14_3")]
+    begun = [make_shard(1, "done"), make_shard(2, "running", "14_2"), make_shard(3, "waiting", "14_3")]
     assert remaining(*begun) == ([], 2)
     assert "shards 2, 3 are still in the queue (job 14); wait, or run scancel 14" in capsys.readouterr().err
-    assert remaining(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
+    assert remaining(make_shard(1, "done"), make_shard(2, "incomplete"), make_shard(3, "running")) == ([2, 3], 0)
     assert remaining(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
-    assert remaining(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
-    assert remaining(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
+    assert remaining(make_shard(1, "done"), make_shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
+    assert remaining(
+        make_shard(1, "done", ok=1, skipped=1), make_shard(2, "done", ok=2), make_shard(3, "done", oom=2)
+    ) == ([1], 0)
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
@@ -160,7 +162,9 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
 
 
 def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(remaining) -> None:
-    assert remaining(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
+    assert remaining(
+        make_shard(1, "done"), make_shard(2, "done"), make_shard(1, "done"), make_shard(2, "incomplete")
+    ) == ([2, 3], 0)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
     text = slurm.make_script(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
     assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true shard="$SLURM_ARRAY_TASK_ID"' in text
-    assert "gpu.models" not in script(SlurmOptions())
+    assert "gpu.models" not in make_script(SlurmOptions())
 
 
 class Queue:

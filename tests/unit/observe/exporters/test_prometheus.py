@@ -32,7 +32,7 @@ def port():
         return free.getsockname()[1]
 
 
-def scrape(port, query="", **headers):
+def read_scrape(port, query="", **headers):
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics{query}", headers=headers)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.headers, answer.read().decode()
@@ -43,19 +43,19 @@ def test_the_group_that_runs_is_shown_and_none_between_two_groups(port, tmp_path
     live = live_groups.running_group(tmp_path)
     live.samples += live_groups.sample_quantities()
     with PrometheusExporter(port, "127.0.0.1").serve() as showing:
-        assert scrape(port)[1] == ""
+        assert read_scrape(port)[1] == ""
         with showing(mig_group(), live):
-            headers, text = scrape(port)
+            headers, text = read_scrape(port)
             assert headers["Content-Type"].startswith("text/plain")
             assert "# HELP collocation_nvml_power_w nvmlDeviceGetPowerUsage, in W\n" in text
             assert "# TYPE collocation_job_work_total counter\n" in text
             (power,) = (line for line in text.splitlines() if line.startswith("collocation_nvml_power_w{"))
             assert 'group="mig-a+b"' in power and 'gpu_instance=""' in power and power.endswith("} 1.5")
-            headers, text = scrape(port, Accept="application/openmetrics-text; version=1.0.0")
+            headers, text = read_scrape(port, Accept="application/openmetrics-text; version=1.0.0")
             assert headers["Content-Type"].startswith("application/openmetrics-text") and text.endswith("# EOF\n")
-        assert scrape(port)[1] == ""
+        assert read_scrape(port)[1] == ""
     with pytest.raises(OSError, match="refused"):
-        scrape(port)
+        read_scrape(port)
 
 
 def test_clients_that_say_or_take_nothing_keep_neither_others_nor_the_study_waiting(port, capfd, monkeypatch):
@@ -67,7 +67,7 @@ def test_clients_that_say_or_take_nothing_keep_neither_others_nor_the_study_wait
         with PrometheusExporter(port, "127.0.0.1").serve():
             for client in (silent, slow):
                 client.connect(("127.0.0.1", port))
-            assert scrape(port)[1] == ""
+            assert read_scrape(port)[1] == ""
             with pytest.raises(OSError):
                 while True:  # never silent for long
                     slow.sendall(b"G")
@@ -84,14 +84,14 @@ def test_of_too_many_clients_the_last_one_is_refused(port, monkeypatch):
     pytest.importorskip("prometheus_client")
     monkeypatch.setattr(prometheus, "_MOST_REQUESTS", 0)
     with PrometheusExporter(port, "127.0.0.1").serve(), pytest.raises(OSError):
-        scrape(port)
+        read_scrape(port)
 
 
 def test_a_name_that_is_no_utf_8_and_a_query_keep_nothing_back(port, tmp_path, capfd):
     pytest.importorskip("prometheus_client")
     live = live_groups.running_group(tmp_path)
     with PrometheusExporter(port, "127.0.0.1").serve() as showing, showing(mig_group(name="a\udcff"), live):
-        metrics, queried_metrics = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
+        metrics, queried_metrics = (read_scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
     assert 'group="a?"' in metrics and queried_metrics == metrics
     assert capfd.readouterr() == ("", "")
 
@@ -101,7 +101,7 @@ def test_an_error_is_told_to_the_client_and_not_on_the_terminal(port, capfd, mon
     monkeypatch.setattr(prometheus._Current, "collect", lambda _: 1 / 0)
     refused = pytest.raises(urllib.error.HTTPError, match="500")
     with PrometheusExporter(port, "127.0.0.1").serve(), refused:
-        scrape(port)
+        read_scrape(port)
     assert capfd.readouterr() == ("", "")
 
 

@@ -1,20 +1,172 @@
-"""The health of a GPU: what NVML and the kernel's log say, and what is called trouble."""
+"""The lease of a GPU, which all orchestrators of a machine see, and the health of the GPU."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from pipeline.base.domain.marks import NO_MARKS
+from pipeline.base.system.errors import GpuBusyError
 from pipeline.gpu.selftest import health_checks as judged
-from pipeline.prepare.device import gpu_health, nvml
+from pipeline.prepare.device import gpu_health, gpu_reader, lease, nvml, refusals
 from pipeline.prepare.device.gpu_health import Health, Xid
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state_file import Health as SimulatedHealth
-from tests.support import simulated
+from tests.conftest import GPU
+from tests.support import nvml_library, simulated
+
+HOLDER = """
+import sys, time, subprocess
+from pathlib import Path
+from tests.conftest import GPU
+from pipeline.prepare.device import lease
+with lease.hold(GPU, Path(sys.argv[1])):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_orchestrator_is_refused_and_told_who_holds_the_device(tmp_path):
+    refused = pytest.raises(GpuBusyError, match=rf"\(pid {os.getpid()}, started in ")
+    with lease.hold(GPU, tmp_path), refused, lease.hold(GPU, tmp_path):
+        pytest.fail("two orchestrators on one device")
+    with lease.hold(GPU, tmp_path):
+        pass  # free again
+
+
+def test_mig_devices_of_a_gpu_are_held_side_by_side_and_the_gpu_by_nobody_meanwhile(tmp_path):
+    first, second = (dataclasses.replace(GPU, uuid=f"MIG-{number}", parent=GPU.uuid) for number in (1, 2))
+    with lease.hold(first, tmp_path), lease.hold(second, tmp_path):
+        for device in (GPU, first):
+            with pytest.raises(GpuBusyError), lease.hold(device, tmp_path):
+                pytest.fail("held twice")
+    with lease.hold(GPU, tmp_path), pytest.raises(GpuBusyError), lease.hold(first, tmp_path):
+        pytest.fail("a part of what is held")
+
+
+@pytest.mark.slow
+def test_a_killed_holder_leaves_no_lock_even_if_its_children_live(tmp_path):
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=environ)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(GpuBusyError), lease.hold(GPU, tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with lease.hold(GPU, tmp_path):
+            os.kill(child, 0)  # the child lives, and does not hold the lock
+    finally:
+        os.kill(child, signal.SIGKILL)
+        holder.stdout.close()
+
+
+def test_other_users_may_lock_the_same_file(tmp_path):
+    before = os.umask(0o077)
+    try:
+        with lease.hold(GPU, tmp_path):
+            (path,) = tmp_path.iterdir()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+            assert json.loads(path.read_text())["pid"] == os.getpid()
+    finally:
+        os.umask(before)
+
+
+def test_a_lock_file_that_was_removed_meanwhile_protects_nothing(tmp_path):
+    with lease.hold(GPU, tmp_path):
+        (path,) = tmp_path.iterdir()
+        path.unlink()
+        with lease.hold(GPU, tmp_path):
+            assert path.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "hard link", "pipe"])
+def test_something_else_in_place_of_the_lock_file_is_refused(tmp_path, kind):
+    path = tmp_path / f"collocation-{GPU.uuid}.lock"
+    (tmp_path / "target").write_text("precious")
+    make = {
+        "link": lambda: path.symlink_to(tmp_path / "target"),
+        "hard link": lambda: path.hardlink_to(tmp_path / "target"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }
+    make[kind]()
+    with pytest.raises(GpuBusyError, match=r"remove (it|the lock file)"), lease.hold(GPU, tmp_path):
+        pass
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "absent", tmp_path / "file"):
+        with (
+            pytest.raises(GpuBusyError, match=rf"gpu.lock_dir={folder} .* survives a restart"),
+            lease.hold(GPU, folder),
+        ):
+            pass
+
+
+def test_the_holder_is_told_only_while_it_holds(tmp_path):
+    assert lease.find_holder(GPU.uuid, tmp_path) is None
+    with lease.hold(GPU, tmp_path):
+        holder = lease.find_holder(GPU.uuid, tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.folder) == (os.getpid(), os.getcwd())
+        (path,) = tmp_path.iterdir()
+        path.write_text('{"pid": "x", "user": "evil\\u001b[2J", "folder": 3}')
+        assert lease.find_holder(GPU.uuid, tmp_path) == lease.Holder()
+        path.write_text("[]")
+        assert lease.find_holder(GPU.uuid, tmp_path) == lease.Holder()
+    path.write_text('{"pid": 1}')  # as a killed holder leaves it
+    assert lease.find_holder(GPU.uuid, tmp_path) is None
+
+
+def test_strangers_on_the_gpu_are_named(monkeypatch):
+    stranger = gpu_reader.GpuProcess(pid=4242, name="python3", memory_mib=None, kind="compute")
+    monkeypatch.setattr(gpu_reader, "list_processes", lambda uuid: (stranger,))
+    monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.01)
+    with pytest.raises(GpuBusyError, match=r"python3 \(pid 4242\)"):
+        lease.refuse_strangers(GPU, [])
+    lease.refuse_strangers(GPU, ["python3"])
+
+
+def test_a_process_that_only_starts_on_another_gpu_is_no_stranger(monkeypatch):
+    starting = [gpu_reader.GpuProcess(pid=pid, name="python3", memory_mib=None, kind="compute") for pid in (1, 2, 3)]
+    looks = iter([starting[:2], starting[1:], starting[2:]])
+    monkeypatch.setattr(gpu_reader, "list_processes", lambda uuid: next(looks))
+    monkeypatch.setattr(gpu_reader, "_LOOK_S", 0.001)
+    lease.refuse_strangers(GPU, [])
+    assert next(looks, None) is None
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_gpu_whose_processes_the_driver_cannot_list_is_used_with_a_note(tmp_path: Path, code: int) -> None:
+    lists = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+    with nvml_library.installed(nvml_library.NvmlLibrary(tmp_path)) as library:
+        library.change(processes=())
+        (device,) = nvml.list_devices()
+        assert lease.refuse_strangers(device, []) == ""
+        library.fail(**dict.fromkeys([*lists, "nvmlDeviceGetComputeMode", "nvmlDeviceGetEccMode"], code))
+        (device,) = nvml.list_devices()
+        assert "cannot list the processes" in lease.refuse_strangers(device, [])
+        refusals.refuse_mps_clients(device, [])
+        library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_GPU_IS_LOST)
+        with pytest.raises(nvml.NvmlError, match="compute processes"):
+            lease.refuse_strangers(device, [])
+
 
 # As the kernel has them: of this GPU, of another one, and of a switch.
 LOG = """\
@@ -39,7 +191,7 @@ def ill(machine: simulated.Machine, **what: Any) -> Health:
     return gpu_health.read(machine.rehearsed)
 
 
-def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
+def list_troubles(read: Health, before: Health | None = None) -> dict[str, str]:
     return {item.name: item.trouble for item in judged.check_health(read, before or read, 100.0) if item.trouble}
 
 
@@ -47,7 +199,7 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
     read = gpu_health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.is_remap_pending, read.recovery_action) == (0, False, "none")
     assert (read.num_pages_retired, read.throttle_reasons, read.xids) == (None, None, None)
-    assert troubles(read) == {}
+    assert list_troubles(read) == {}
 
 
 @pytest.mark.parametrize(
@@ -63,14 +215,14 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
 def test_each_fault_is_named_with_its_remedy(
     machine: simulated.Machine, what: dict[str, Any], item: str, text: str
 ) -> None:
-    reported = troubles(ill(machine, **what))
+    reported = list_troubles(ill(machine, **what))
     assert reported.keys() == {item}
     assert text in reported[item]
 
 
 def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
     read = ill(machine, ecc_uncorrected_ever=3, rows_remapped_uncorrectable=2, rows_remapped_correctable=1)
-    assert troubles(read) == {}
+    assert list_troubles(read) == {}
     texts = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
     assert texts["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
     assert texts["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
@@ -79,7 +231,7 @@ def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None
 def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Machine) -> None:
     machine.fail("nvmlDeviceSetMigMode", codes.IN_USE)
     machine.driver.set_mig_mode(0, is_on=True)
-    assert "MIG mode: off -> on" in troubles(gpu_health.read(machine.rehearsed))["pending resets"]
+    assert "MIG mode: off -> on" in list_troubles(gpu_health.read(machine.rehearsed))["pending resets"]
 
 
 @pytest.mark.parametrize("of_fields", [codes.NOT_SUPPORTED, codes.INVALID_ARGUMENT])
@@ -132,8 +284,10 @@ def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypa
 
 
 def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
-    assert troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
-    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
+    assert list_troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
+    assert (
+        "heat (hardware)" in list_troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
+    )
 
 
 def test_what_the_health_says_of_jobs_is_invalid_or_a_note() -> None:

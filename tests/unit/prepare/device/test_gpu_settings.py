@@ -1,27 +1,39 @@
-"""Settings of a GPU that a group changes and puts back: the compute mode, and the time slice."""
+"""Settings of a GPU that a group changes and puts back, and gpu.admin=null, which forbids every change."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.records import Commands, DeviceFacts
+from pipeline.base.domain.protocols import Profiler, Sharing
+from pipeline.base.domain.records import Commands, DeviceFacts, Group, Plan
+from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import replay
+from pipeline.plan import plan_text
 from pipeline.prepare.device import compute_mode, time_slice
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.prepare.sharing.timeslice import Timeslice
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED, DriverError
 from pipeline.simulation.machine.driver import Clients
+from pipeline.simulation.machine.state_file import Gpu
+from tests.support import simulated
+from tests.support.programs import write_script
 from tests.support.simulated import Machine
 
 
@@ -37,8 +49,7 @@ def hold_slice(machine: Machine, length: str) -> AbstractContextManager[None]:
 
 def print_always(machine: Machine, words: str, status: int = 0) -> None:
     """Let nvidia-smi print this, whatever it is asked."""
-    program = Path(machine.programs["nvidia-smi"])
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit {status}\n")
+    write_script(Path(machine.programs["nvidia-smi"]), f"cat <<'END'\n{words}\nEND\nexit {status}")
 
 
 def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine, tmp_path):
@@ -63,35 +74,68 @@ def test_a_time_slice_that_is_there_is_not_touched(machine):
     assert machine.gpu.timeslice == 2
 
 
-def killed(machine: Machine) -> None:
+class Setting(NamedTuple):
+    """A setting that a group changes to value 3, and that another program changes to value 2."""
+
+    kind: str
+    attribute: str
+    hold: Callable[[Machine], AbstractContextManager[None]]
+    change: Callable[[Machine], None]
+    changed_to: str
+
+
+SETTINGS = [
+    Setting(
+        kind="time_slice",
+        attribute="timeslice",
+        hold=lambda machine: hold_slice(machine, "long"),
+        change=lambda machine: machine.driver.set_timeslice(0, 2),
+        changed_to="medium",
+    ),
+    Setting(
+        kind="compute_mode",
+        attribute="compute_mode",
+        hold=lambda machine: hold_exclusive(machine),
+        change=lambda machine: compute_mode.set_mode(machine.smi, "prohibited"),
+        changed_to="prohibited",
+    ),
+]
+
+
+@pytest.fixture(params=SETTINGS, ids=lambda setting: setting.kind)
+def left_setting(request: pytest.FixtureRequest, machine: Machine) -> Setting:
+    """A setting that a killed study has left changed."""
+    setting: Setting = request.param
     pid = os.fork()
     if pid == 0:
-        with hold_slice(machine, "long"):
+        with setting.hold(machine):
             os._exit(9)
     os.waitpid(pid, 0)
-    assert machine.gpu.timeslice == 3
+    assert getattr(machine.gpu, setting.attribute) == 3
+    return setting
 
 
-def test_after_a_kill_the_journal_puts_it_back(machine):
-    killed(machine)
+def test_after_a_kill_the_journal_puts_a_setting_back(machine, left_setting):
     (undone,) = replay(machine.journal)
-    assert (undone.kind, machine.gpu.timeslice) == ("time_slice", 0)
+    assert (undone.kind, getattr(machine.gpu, left_setting.attribute)) == (left_setting.kind, 0)
 
 
-def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
-    killed(machine)
-    machine.driver.set_timeslice(0, 2)
-    replay(machine.journal)
-    assert machine.gpu.timeslice == 2
-    assert "stays medium, because another program set it" in caplog.text
+def test_what_another_program_has_set_since_the_kill_stays(machine, left_setting, caplog):
+    left_setting.change(machine)
+    assert [step.kind for step in replay(machine.journal)] == [left_setting.kind]
+    assert getattr(machine.gpu, left_setting.attribute) == 2
+    assert f"stays {left_setting.changed_to}, because another program set it" in caplog.text
 
 
-def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
-    killed(machine)
+def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, left_setting, monkeypatch):
     monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
-    assert machine.gpu.timeslice == 3
+    assert getattr(machine.gpu, left_setting.attribute) == 3
     assert not machine.journal.path.exists()
+    if left_setting.kind == "compute_mode":  # whose steps were once without the boot
+        machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")
+        replay(machine.journal)
+        assert machine.gpu.compute_mode == 0
 
 
 @pytest.mark.parametrize(
@@ -196,41 +240,6 @@ def test_a_mode_that_was_there_stays(machine):
     assert machine.gpu.compute_mode == 3
 
 
-def be_killed(machine):
-    """A study that is killed while only one process may compute."""
-    pid = os.fork()
-    if pid == 0:
-        with hold_exclusive(machine):
-            os._exit(9)
-    os.waitpid(pid, 0)
-    assert machine.gpu.compute_mode == 3
-
-
-def test_after_a_kill_the_journal_puts_the_mode_back(machine):
-    be_killed(machine)
-    (undone,) = replay(machine.journal)
-    assert undone.kind == "compute_mode"
-    assert machine.gpu.compute_mode == 0
-
-
-def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
-    be_killed(machine)
-    compute_mode.set_mode(machine.smi, "prohibited")
-    assert [step.kind for step in replay(machine.journal)] == ["compute_mode"]
-    assert machine.gpu.compute_mode == 2
-    assert "stays prohibited, because another program set it" in caplog.text
-
-
-def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):
-    be_killed(machine)
-    monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
-    replay(machine.journal)
-    assert machine.gpu.compute_mode == 3
-    machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")  # as they once were
-    replay(machine.journal)
-    assert machine.gpu.compute_mode == 0
-
-
 def test_without_permission_nothing_changed_and_the_command_is_named(machine):
     machine.fail("nvmlDeviceSetComputeMode", NO_PERMISSION, times=None)
     with pytest.raises(SharingError, match=r"-c EXCLUSIVE_PROCESS.*administrator"), hold_exclusive(machine):
@@ -274,3 +283,139 @@ def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path
     with Naive().prepare(tolerant, tmp_path) as slots:
         slots.verify({0: os.getppid()})
     Clients(machine.file).release(os.getppid())
+
+
+SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
+# Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
+CHANGES = [
+    ("mig", False),
+    ("mig_mps", False),
+    ("mps", True),
+    ("mps_percent", True),
+    ("mps_static", True),
+    ("timeslice", False),
+]
+TO_CHANGE = {"timeslice": ["scenario.timeslice=long"]}
+"""What must be asked for besides, where a scenario may find that nothing is to be changed."""
+CHANGES_NOTHING = [
+    *((scenario, False) for scenario in SCENARIOS if (scenario, False) not in CHANGES),
+    ("serial", True),  # baselines of a study under MPS
+]
+
+
+@dataclasses.dataclass(kw_only=True)
+class MachineOnPath(simulated.Machine):
+    """An A100 whose programs are first on PATH."""
+
+    make_plan: Callable[..., Plan]
+
+    def group(self, scenario: str, admin: str, *, exclusive: bool) -> Group:
+        """The group that a user asks for; refused as it would be for the user."""
+        overrides = [f"scenario={scenario}", f"gpu.admin={admin}", f"gpu.lock_dir={self.folder}"]
+        overrides += TO_CHANGE.get(scenario, [])
+        plan = self.make_plan([*overrides, f"gpu.exclusive_process={exclusive}", "degree=2"], device=self.device)
+        return plan.groups[0]
+
+    @contextmanager
+    def prepared(self, group: Group) -> Iterator[None]:
+        """The GPU set up for the group."""
+        sharing: Sharing = factory.build_object(group.sharing)
+        with sharing.prepare(group, self.folder):
+            yield
+
+    @property
+    def settings(self) -> Gpu:
+        """The GPU as it is, but for the processes on it."""
+        return dataclasses.replace(self.gpu, processes=())
+
+    def changes(self) -> list[list[str]]:
+        """How nvidia-smi, dcgmi and sudo were called, as words; ids of instances as a plan shows them.
+
+        Listing compute policies changes nothing.
+        """
+        ids = r"-(gi|ci) \d+"
+        called = [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands]
+        return [words for words in called if words[-1] != "-l"]
+
+
+@pytest.fixture
+def machine_on_path(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineOnPath]:
+    # A short path, as that of a group's scratch folder: sockets of MPS lie below it.
+    folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
+    try:
+        machine_on_path = MachineOnPath.make(folder, branch="615", make_plan=make_plan)
+        programs = machine_on_path.record_commands(
+            dcgmi=f'exec {machine_on_path.programs["dcgmi"]} "$@"', sudo="exit 1"
+        )
+        (programs / "nvidia-cuda-mps-control").symlink_to(machine_on_path.programs["nvidia-cuda-mps-control"])
+        monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+        with install_driver(machine_on_path.file.path):
+            yield machine_on_path
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
+def test_what_needs_a_change_is_refused_before_anything(
+    machine_on_path: MachineOnPath, scenario: str, exclusive: bool
+) -> None:
+    before = machine_on_path.settings
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids") as refused:
+        machine_on_path.group(scenario, "null", exclusive=exclusive)
+    assert "\n" not in str(refused.value)
+
+    # Nor does it happen if the plan were let through.
+    group = machine_on_path.group(scenario, "[]", exclusive=exclusive)
+    group = dataclasses.replace(group, gpu=dataclasses.replace(group.gpu, admin=None))
+    files = sorted(machine_on_path.folder.iterdir())
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine_on_path.prepared(group):
+        pytest.fail("was not refused")
+    assert machine_on_path.changes() == []
+    assert machine_on_path.settings == before
+    assert sorted(machine_on_path.folder.iterdir()) == files  # no journal, no pipe folder
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES_NOTHING)
+def test_what_needs_no_change_runs_and_changes_nothing(
+    machine_on_path: MachineOnPath, scenario: str, exclusive: bool
+) -> None:
+    before = machine_on_path.settings
+    group = machine_on_path.group(scenario, "null", exclusive=exclusive)
+    assert factory.build_object(group.sharing).list_setting_commands(group) == Commands()
+    with machine_on_path.prepared(group):
+        assert machine_on_path.settings == before
+    assert machine_on_path.commands == []
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
+def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
+    machine_on_path: MachineOnPath, scenario: str, exclusive: bool
+) -> None:
+    """Also shows that the programs of these tests tell when they are run."""
+    before = machine_on_path.settings
+    group = machine_on_path.group(scenario, "[]", exclusive=exclusive)
+    with machine_on_path.prepared(group):
+        assert machine_on_path.settings != before
+    assert machine_on_path.settings == before
+    assert not machine_on_path.journal.path.exists()
+    commands = factory.build_object(group.sharing).list_setting_commands(group)
+    assert machine_on_path.changes() == [list(words) for words in (*commands.do, *commands.undo)]
+    assert commands.do and commands.undo
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
+def test_what_a_dry_run_prints_is_what_is_run(machine_on_path: MachineOnPath, scenario: str, exclusive: bool) -> None:
+    overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine_on_path.folder}", f"gpu.exclusive_process={exclusive}"]
+    profiled = [*TO_CHANGE.get(scenario, []), "degree=2", "profiler=nsys", "profiler.program=/bin/true"]
+    plan = machine_on_path.make_plan([*overrides, *profiled], device=machine_on_path.device)
+    _, *printed = plan_text.list_commands(plan)
+    (group,) = plan.groups
+    profiler: Profiler = factory.build_object(group.profiler.build)
+    with profiler.prepare(group), machine_on_path.prepared(group):
+        pass
+    assert machine_on_path.changes() == [shlex.split(line) for line in printed]
+    assert printed[0].endswith("dcgmi profile --pause") and printed[-1].endswith("dcgmi profile --resume")

@@ -33,7 +33,7 @@ def two_gpus(tmp_path: Path) -> Iterator[NvmlLibrary]:
         yield stand_in
 
 
-def _pci(tmp_path: Path, vendor: str, kind: str) -> Path:
+def _make_pci(tmp_path: Path, vendor: str, kind: str) -> Path:
     device = tmp_path / "0000:00:06.0"
     device.mkdir()
     (device / "vendor").write_text(vendor + "\n")
@@ -178,7 +178,7 @@ def test_an_unloaded_driver_without_an_nvidia_gpu_is_no_gpu(
     library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, kind: str
 ) -> None:
     library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, vendor, kind))
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", _make_pci(tmp_path, vendor, kind))
     assert nvml.list_devices() == ()
 
 
@@ -186,7 +186,7 @@ def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
     library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, "0x10de", "0x030200"))
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", _make_pci(tmp_path, "0x10de", "0x030200"))
     with pytest.raises(ConfigError, match="modprobe nvidia"):
         nvml.list_devices()
 

@@ -97,7 +97,7 @@ def test_a_divided_gpu_with_its_users_is_told(a100: UserMachine, sleeper: int) -
         first, second = status.read_state(a100.gpu.uuid).devices
         Clients(a100.file).hold(first.uuid, sleeper, "/usr/bin/python3", 300, "M+C")
         Clients(a100.file).hold(second.uuid, os.getppid(), "train", 400)
-    device = nvml_device(a100)
+    device = read_nvml_device(a100)
     with lease.hold(device, a100.locks):
         code, answer = a100.ask("status")
         _, text = a100.ask("status", as_json=False)
@@ -131,7 +131,7 @@ def test_a_divided_gpu_with_its_users_is_told(a100: UserMachine, sleeper: int) -
         assert words in text
 
 
-def nvml_device(machine: UserMachine) -> Any:
+def read_nvml_device(machine: UserMachine) -> Any:
     with install_driver(machine.file.path):
         return nvml.list_devices()[0]
 
@@ -141,7 +141,7 @@ def test_to_look_changes_nothing_and_holds_nothing(a100: UserMachine) -> None:
     before = a100.gpu, a100.journal.path.read_bytes(), sorted(a100.locks.rglob("*"))
     assert a100.ask("status")[0] == 1
     assert (a100.gpu, a100.journal.path.read_bytes(), sorted(a100.locks.rglob("*"))) == before
-    with lease.hold(nvml_device(a100), a100.locks):
+    with lease.hold(read_nvml_device(a100), a100.locks):
         pass
 
 
@@ -258,7 +258,7 @@ def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: UserMachine, scratch: P
 def test_clean_while_a_study_runs_is_refused_with_its_name(a100: UserMachine) -> None:
     a100.leave(0)
     before = a100.gpu
-    with lease.hold(nvml_device(a100), a100.locks):
+    with lease.hold(read_nvml_device(a100), a100.locks):
         code, text = a100.ask("clean", as_json=False)
     assert code == 1
     assert f"in use by another study of {host_info.user_name()} (pid {os.getpid()}" in text
@@ -464,7 +464,7 @@ def test_a_question_that_cannot_be_answered_as_put_is_status_2(a100: UserMachine
 def test_a_question_does_not_keep_a_study_from_its_device(a100: UserMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks holds the lock for a moment, which a study that starts then waits for."""
     monkeypatch.setattr(lease, "_PATIENCE_S", 60.0)  # the other one's end takes longer than a moment on a busy machine
-    device = nvml_device(a100)
+    device = read_nvml_device(a100)
     with lease.hold(device, a100.locks):
         pass
     looking = (

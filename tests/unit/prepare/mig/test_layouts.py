@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.mig import compute, layouts, profiles
 from pipeline.prepare.mig.layouts import Layout
@@ -23,7 +21,6 @@ from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state_file import ComputeInstance
 from tests.support import forks
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())
 A100 = profiles.load_model("a100_40gb")
 A100_R470 = profiles.load_model("a100_40gb", driver_branch=470)
@@ -31,13 +28,8 @@ A30 = profiles.load_model("a30_24gb")
 RTX = profiles.load_model("rtxpro6000_96gb")
 
 
-def named(gpu: MigGpu, *requests: str) -> list[Profile]:
+def resolve_all(gpu: MigGpu, *requests: str) -> list[Profile]:
     return [layouts.resolve(gpu, request) for request in requests]
-
-
-def row_of(name: str) -> dict[str, Any]:
-    product = profiles.load_model(name).name
-    return next(model for model in TABLE.values() if model["product"][0] == product)
 
 
 def check(gpu: MigGpu, layout: Layout) -> None:
@@ -46,53 +38,6 @@ def check(gpu: MigGpu, layout: Layout) -> None:
     assert len(set().union(*taken)) == sum(map(len, taken)), "instances overlap"
     assert all(instance.start in instance.profile.starts for instance in layout.instances)
     assert sum(instance.profile.compute_slices for instance in layout.instances) <= gpu.compute_slices
-
-
-def brute_force(model: dict[str, Any], doubled: bool) -> tuple[set[tuple[str, ...]], int]:
-    """Maximal combinations and the number of maximal layouts, by trying every subset of the placements on bit masks."""
-    rows = [row for row in model["gi_profiles"] if not {"+", "-"} & set(row["name"])]
-    if not doubled:
-        rows = [row for row in rows if row["nvml_enum"] <= 6]  # NVML's number for 1g with twice the memory is 9
-    places = [(row, ((1 << place["size"]) - 1) << place["start"]) for row in rows for place in row["placements"]]
-    legal: set[frozenset[int]] = {frozenset()}
-    frontier = [frozenset[int]()]
-    while frontier:
-        chosen = frontier.pop()
-        for new, (row, mask) in enumerate(places):
-            compute = row["compute_slices"] + sum(places[old][0]["compute_slices"] for old in chosen)
-            count = 1 + sum(places[old][0] is row for old in chosen)
-            overlaps = any(places[old][1] & mask for old in chosen)
-            grown = chosen | {new}
-            fits = not overlaps and compute <= model["compute_slices"] and count <= row["max_instances"]
-            if fits and grown not in legal:
-                legal.add(grown)
-                frontier.append(grown)
-    maximal_layouts = [one for one in legal if not any(one < other for other in legal)]
-    counters = {tuple(sorted(places[index][0]["name"] for index in one)): one for one in legal}
-    maximal = {
-        names
-        for names in counters
-        if not any(len(other) > len(names) and Counter(names) <= Counter(other) for other in counters)
-    }
-    return maximal, len(maximal_layouts)
-
-
-@pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "h100_80gb", "gb300", "rtxpro6000_96gb"])
-def test_combinations_and_layouts_equal_those_found_by_brute_force(name: str) -> None:
-    gpu, model = profiles.load_model(name), row_of(name)
-    expected, num_layouts = brute_force(model, doubled=False)
-    maximal_combinations = layouts.list_maximal_combinations(gpu)
-    assert len(maximal_combinations) == len(set(maximal_combinations))
-    assert set(maximal_combinations) == expected
-    assert len(layouts.list_maximal_layouts(gpu)) == num_layouts
-
-
-def test_with_double_memory_they_equal_those_found_by_brute_force_too() -> None:
-    expected, num_layouts = brute_force(TABLE["A100-40GB"], doubled=True)
-    pool = layouts.list_plain_profiles(A100)
-    assert set(layouts.list_maximal_combinations(A100, pool)) == expected
-    assert len(layouts.list_maximal_layouts(A100, pool)) == num_layouts
-    assert len(expected) == 28
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,10 +56,10 @@ def test_before_r510_the_two_halves_do_not_coexist() -> None:
     assert len(layouts.list_maximal_combinations(A100_R470)) == 11
     assert len(layouts.list_maximal_layouts(A100_R470)) == 18
     with pytest.raises(ConfigError, match="4g and 3g together need a driver of branch 510 or later, not 470"):
-        layouts.plan_layout(A100_R470, named(A100_R470, "4g", "3g"))
+        layouts.plan_layout(A100_R470, resolve_all(A100_R470, "4g", "3g"))
     for branch in (510, 580):
         gpu = replace(A100, driver_branch=branch)
-        assert layouts.place(gpu, named(gpu, "4g", "3g")) is not None
+        assert layouts.place(gpu, resolve_all(gpu, "4g", "3g")) is not None
 
 
 @pytest.mark.sampled(2)
@@ -124,7 +69,7 @@ def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_th
     pool = (*layouts.list_plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix.startswith("+me")))
     shuffle = random.Random(0).shuffle
     for names in layouts.list_maximal_combinations(gpu, pool):
-        requested = named(gpu, *names)
+        requested = resolve_all(gpu, *names)
         shuffle(requested)
         layout = layouts.plan_layout(gpu, requested)
         assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(requested))
@@ -140,13 +85,13 @@ def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None
     """Created in the order 1g, 1g, 2g, 3g without places, the driver of an A100 refuses the last."""
     seen = set()
     for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
-        layout = layouts.plan_layout(A100, named(A100, *order))
+        layout = layouts.plan_layout(A100, resolve_all(A100, *order))
         seen.add(tuple((i.profile.name, i.start) for i in layout.creation_order))
     assert seen == {(("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2), ("1g.5gb", 3))}
 
 
 def test_twelve_slices_of_memory_for_four_of_compute() -> None:
-    layout = layouts.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
+    layout = layouts.plan_layout(RTX, resolve_all(RTX, "1g", "2g", "1g"))
     assert [(i.start, i.profile.memory_slices) for i in layout.creation_order] == [(0, 6), (6, 3), (9, 3)]
     assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
 
@@ -172,14 +117,14 @@ def test_twelve_slices_of_memory_for_four_of_compute() -> None:
 def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
     gpu: MigGpu, requests: list[str], reason: str
 ) -> None:
-    requested = named(gpu, *requests)
+    requested = resolve_all(gpu, *requests)
     assert layouts.place(gpu, requested) is None
     assert reason in str(layouts.explain_illegal(gpu, requested))
     near = layouts.find_nearest(gpu, requested)
     assert len(near) >= 2
     for names in near:
         assert len(names) == len(requested)
-        check(gpu, layouts.plan_layout(gpu, named(gpu, *names)))
+        check(gpu, layouts.plan_layout(gpu, resolve_all(gpu, *names)))
     with pytest.raises(ConfigError) as refused:
         layouts.plan_layout(gpu, requested)
     assert reason in str(refused.value)
@@ -187,17 +132,17 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
 
 
 def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
-    near = layouts.find_nearest(A100, named(A100, "1g", "3g", "3g"))
+    near = layouts.find_nearest(A100, resolve_all(A100, "1g", "3g", "3g"))
     assert near[0] == ("1g.5gb", "3g.20gb", "2g.10gb")
     assert near[1] == ("1g.5gb", "4g.20gb", "2g.10gb")
-    assert layouts.find_nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
-    assert layouts.find_nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
-    assert layouts.find_nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
+    assert layouts.find_nearest(A100, resolve_all(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
+    assert layouts.find_nearest(A100, resolve_all(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
+    assert layouts.find_nearest(A100, resolve_all(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
 
 
 def test_media_engines_go_to_one_instance_and_others_do_without() -> None:
     for requests in (["1g.24gb+me.all", "1g.24gb-me", "2g.48gb-me"], ["1g.24gb+me", "1g", "1g.24gb+gfx", "1g.24gb-me"]):
-        check(RTX, layouts.plan_layout(RTX, named(RTX, *requests)))
+        check(RTX, layouts.plan_layout(RTX, resolve_all(RTX, *requests)))
 
 
 def test_slices_that_suffice_and_still_leave_no_place() -> None:
@@ -230,7 +175,7 @@ def test_auto_takes_the_largest_profile_that_fits_as_often_as_there_are_jobs(gpu
 
 def test_a_request_names_slices_or_a_profile() -> None:
     requests = ("1g", "1g.10gb", "1g.5gb+me", "3G", " 7g.40gb ")
-    assert [p.name for p in named(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
+    assert [p.name for p in resolve_all(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
     for unknown in ("5g", "1g.20gb", "", "19"):
         with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; choose from .*3g.20gb"):
             layouts.resolve(A100, unknown)
@@ -314,7 +259,7 @@ def test_instances_at_starts_are_legal_exactly_where_an_arrangement_has_them(nam
 H100 = profiles.load_model("h100_80gb")
 
 
-def created_names(gpu: MigGpu, *requests: str) -> list[str]:
+def list_created(gpu: MigGpu, *requests: str) -> list[str]:
     """The GPU instances that a list makes, each with its parts."""
     layout = compute.plan_layout(gpu, [compute.resolve(gpu, request) for request in requests])
     return [str(instance) for instance in layout.instances]
@@ -337,9 +282,9 @@ def created_names(gpu: MigGpu, *requests: str) -> list[str]:
 def test_parts_of_one_profile_that_follow_each_other_fill_a_gpu_instance(requests, instances) -> None:
     if instances is None:
         with pytest.raises(ConfigError, match="do not fit on NVIDIA A100"):
-            created_names(A100, *requests)
+            list_created(A100, *requests)
     else:
-        assert created_names(A100, *requests) == instances
+        assert list_created(A100, *requests) == instances
 
 
 def test_the_devices_are_in_the_order_of_the_jobs_and_what_is_idle_is_counted() -> None:
@@ -382,13 +327,13 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
     for names_text in lists:
         requests = names_text.split(",")
         with pytest.raises(ConfigError, match="do not fit on") as caught:
-            created_names(H100, *requests)
+            list_created(H100, *requests)
         message = str(caught.value)
         near = [part.strip(" []").split(",") for part in message.partition("; use ")[2].split(" or ")]
         assert len(near) == 3
         for names in near:
             assert len(names) <= len(requests)
-            created_names(H100, *names)
+            list_created(H100, *names)
     assert "needs the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, which do not" in message
 
 
@@ -402,7 +347,7 @@ def test_every_model_divides_gpu_instances_in_the_same_way() -> None:
     assert mig_table.ci_profiles(5) == ()
 
 
-def lists_of(profile: Profile) -> set[tuple[int, ...]]:
+def list_parts(profile: Profile) -> set[tuple[int, ...]]:
     """Every list of parts that fits by its sum."""
     possible = compute.list_widths(profile)
     lists = (
@@ -417,7 +362,7 @@ def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str)
     profile = layouts.resolve(H100, name)
     model = mig_table.find("h100_80gb").profile(profile.profile_id)
     by_width = {ci_profile.compute_slices: ci_profile for ci_profile in model.ci_profiles}
-    lists = lists_of(profile)
+    lists = list_parts(profile)
     assert len(lists) >= profile.compute_slices
     for parts in lists:
         order = compute.order_for_creation(parts)

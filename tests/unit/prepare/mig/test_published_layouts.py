@@ -120,6 +120,38 @@ def place_profiles(gpu: MigGpu, places: Places) -> layouts.Placed:
     return tuple((by_name[name], start) for name, start in sorted(places, key=lambda place: place[1]))
 
 
+def select_maximal(name: str, *, doubled: bool) -> tuple[set[tuple[str, ...]], int]:
+    """Return the maximal combinations of profiles without a suffix, and the number of maximal layouts."""
+    rows = [row for row in find_row(name)["gi_profiles"] if not {"+", "-"} & set(row["name"])]
+    # NVML's number of 1g with twice the memory is 9.
+    plain = {row["name"] for row in rows if doubled or row["nvml_enum"] <= 6}
+    legal = [places for places in list_legal(name) if {profile for profile, _ in places} <= plain]
+    counters = {count_names(places): Counter(count_names(places)) for places in legal}
+    maximal = {
+        names
+        for names, counter in counters.items()
+        if not any(len(other) > len(names) and counter <= larger for other, larger in counters.items())
+    }
+    return maximal, sum(not any(places < other for other in legal) for places in legal)
+
+
+@pytest.mark.parametrize(
+    ("name", "doubled"),
+    [
+        *((name, False) for name in ("a30_24gb", "a100_40gb", "h100_80gb", "gb300", "rtxpro6000_96gb")),
+        ("a100_40gb", True),
+    ],
+)
+def test_maximal_combinations_and_layouts_are_those_of_all_layouts(name: str, doubled: bool) -> None:
+    gpu = profiles.load_model(name)
+    pool = layouts.list_plain_profiles(gpu) if doubled else None
+    combinations = layouts.list_maximal_combinations(gpu, pool)
+    assert len(combinations) == len(set(combinations))
+    num_layouts = len(layouts.list_maximal_layouts(gpu, pool))
+    assert (set(combinations), num_layouts) == select_maximal(name, doubled=doubled)
+    assert name != "a100_40gb" or len(combinations) == (28 if doubled else 12)
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_is_allowed_and_no_other(name: str) -> None:
@@ -292,7 +324,7 @@ class FixedMig(Mig):
         return self.layout
 
 
-def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
+def choose_parts(profile: Profile, number: int) -> tuple[int, ...]:
     """One way to divide a GPU instance, or not to, another one for each number: all of it in parts of one width."""
     width = (None, *compute.list_widths(profile))[number % (len(compute.list_widths(profile)) + 1)]
     return () if width is None else (width,) * (profile.compute_slices // width)
@@ -340,7 +372,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
             before, raw = read_state(device.uuid), machine.file.read()
             for number, places in enumerate(all_places[::stride]):
                 instances = [
-                    Instance(job=job, profile=profile, start=start, parts=some_parts(profile, number))
+                    Instance(job=job, profile=profile, start=start, parts=choose_parts(profile, number))
                     for job, (profile, start) in enumerate(places)
                 ]
                 devices = [

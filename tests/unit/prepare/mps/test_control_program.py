@@ -88,9 +88,9 @@ class Session:
             return
         recorded = {"577": "<server>", "539": "<first>", "538": "<second>"}
         pids = {who: pid for pid, who in self.names.items()}
-        question = _plain(command.split("'")[1], {pid: pids.get(who, pid) for pid, who in recorded.items()})
-        expected = _plain(answer, recorded)
-        assert _plain(self.run(stdin=question), self.names) == expected, name
+        question = _strip_answer(command.split("'")[1], {pid: pids.get(who, pid) for pid, who in recorded.items()})
+        expected = _strip_answer(answer, recorded)
+        assert _strip_answer(self.run(stdin=question), self.names) == expected, name
 
 
 def check_ps(session: Session) -> None:
@@ -111,7 +111,7 @@ def check_ps(session: Session) -> None:
         assert cells[4].isdecimal()
 
 
-def _plain(text: str, names: dict[str, str]) -> str:
+def _strip_answer(text: str, names: dict[str, str]) -> str:
     """The text with names in the place of PIDs, all at once: a name may be another PID."""
     return re.sub(r"\b\d+\b", lambda match: names.get(match[0], match[0]), text)
 
@@ -126,11 +126,11 @@ def session() -> Iterator[Session]:
         shutil.rmtree(folder)
 
 
-def listing(pipes: Path) -> set[tuple[str, str]]:
+def make_listing(pipes: Path) -> set[tuple[str, str]]:
     return {(stat.filemode(path.lstat().st_mode), path.name) for path in pipes.iterdir()}
 
 
-def recorded_listing(name: str) -> set[tuple[str, str]]:
+def read_recorded_listing(name: str) -> set[tuple[str, str]]:
     rows = [line.split() for line in (RECORDED / f"{name}.txt").read_text().splitlines()]
     return {(row[0], row[-1]) for row in rows if len(row) == 9 and not row[-1].startswith(".")}
 
@@ -155,7 +155,7 @@ def test_the_recorded_session_word_for_word(session):
         for name in ("pct", "get_pct", "pct_bad"):
             session.check(name)
         check_ps(session)
-        assert listing(session.pipes) == recorded_listing("files")
+        assert make_listing(session.pipes) == read_recorded_listing("files")
         second.kill()
         second.wait()
         session.check("after_kill")
@@ -166,7 +166,7 @@ def test_the_recorded_session_word_for_word(session):
         second.kill()
     session.check("clients_end")
     session.check("quit")
-    assert listing(session.pipes) == recorded_listing("files_after")
+    assert make_listing(session.pipes) == read_recorded_listing("files_after")
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
     session.check("no_daemon")
@@ -182,12 +182,12 @@ def test_the_logs_say_nothing_that_the_recorded_ones_do_not(session, name):
     client.kill()
     client.wait()
     session.run(stdin="quit")
-    written = _kinds((session.pipes / f"{name}.log").read_text())
+    written = _list_kinds((session.pipes / f"{name}.log").read_text())
     assert len(written) >= 4
-    assert written <= _kinds((RECORDED / f"{name}_log.txt").read_text())
+    assert written <= _list_kinds((RECORDED / f"{name}_log.txt").read_text())
 
 
-def _kinds(log: str) -> set[str]:
+def _list_kinds(log: str) -> set[str]:
     """What is logged, without instants, PIDs and folders, and blanks as one."""
     plain = re.sub(r"^\[[^]]*? (\w+) +\d+\]", r"\1", log, flags=re.M)
     plain = re.sub(r"/tmp/\S*?(?=$|/control\b)", "<folder>", plain, flags=re.M)
@@ -209,7 +209,7 @@ def test_files_and_log_of_older_daemons(session, branch):
     daemon, server = (int(pid) for pid in re.search(r" (\d+)\] Starting new server (\d+) for user 0", log).groups())
     assert (daemon == server) == (branch == "550")
     assert "binary version" not in log
-    assert ("-rw-rw-rw-", "nvidia-cuda-mps-control.pid") in listing(session.pipes) or branch == "535"
+    assert ("-rw-rw-rw-", "nvidia-cuda-mps-control.pid") in make_listing(session.pipes) or branch == "535"
     session.run(stdin="quit")
 
 
@@ -291,7 +291,7 @@ def test_the_server_is_on_the_devices_that_cuda_shows_to_its_daemon(session, vis
 def test_a_server_takes_as_many_clients_as_mps_of_its_driver(session, branch, profile, most):
     file = StateFile(session.folder / "machine.json")
     gpu = file.keep(["h100_80gb"], branch).gpus[0]
-    session.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid if profile is None else _mig_device(file, profile)
+    session.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid if profile is None else _make_mig_device(file, profile)
     write_program(session.folder, machine=file.path)
     session.run("-d")
     with ExitStack() as stack:
@@ -302,7 +302,7 @@ def test_a_server_takes_as_many_clients_as_mps_of_its_driver(session, branch, pr
     session.run(stdin="quit")
 
 
-def _mig_device(file: StateFile, profile_id: int) -> str:
+def _make_mig_device(file: StateFile, profile_id: int) -> str:
     driver = Driver(file)
     driver.set_mig_mode(0, is_on=True)
     gpu_instance = driver.create_gpu_instance(0, profile_id)

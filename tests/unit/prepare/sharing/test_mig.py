@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host_info
-from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import device_choice, nvml
@@ -32,6 +32,7 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Clients
 from tests.support import simulated
 from tests.support.killed import run_killed
+from tests.support.programs import write_script
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
@@ -89,18 +90,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mig_smi, "_RETRY_S", 0.05)
 
 
-def recording(machine: Machine) -> Path:
+def record_commands(machine: Machine) -> Path:
     """A program before nvidia-smi, as sudo would be, that writes each command down; returns its file."""
     log = machine.folder / "commands"
-    prefix = machine.folder / "admin"
-    prefix.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
-    prefix.chmod(0o755)
+    write_script(machine.folder / "admin", f'echo "$@" >> {log}\nexec "$@"')
     return log
 
 
 def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> None:
     before = a100.gpu
-    log = recording(a100)
+    log = record_commands(a100)
     with a100.shared("S", "L", "M", admin=(str(a100.folder / "admin"),)) as slots:
         by_gi = {instance.id: instance for instance in a100.gpu.instances}
         assert [by_gi[slot.gi_id].profile_id for slot in slots.slots] == [19, 9, 14]
@@ -162,7 +161,7 @@ def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleepe
 
 def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: Machine) -> None:
     before = a100.gpu
-    log = recording(a100)
+    log = record_commands(a100)
     requests = ("1c.3g.20gb", "2c.3g", "1g")
     with a100.shared(None, None, None, profiles=requests, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
@@ -182,13 +181,6 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
     assert not a100.journal.path.exists()
     done = [next(word for word in line.split() if word in KINDS) for line in log.read_text().splitlines()]
     assert done == ["-mig", "-cgi", "-cci", "-cci", "-cgi", "-dci", "-dgi", "-dci", "-dci", "-dgi", "-mig"]
-
-
-def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) -> None:
-    a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
-    message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
-    assert "did not create one 1c compute instance in GPU instance" in message
-    assert "install a newer driver" in message
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
@@ -257,44 +249,72 @@ def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], opti
         assert sorted(h100.profiles()) == sorted(profiles)
 
 
-def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, **options: Any) -> str:
-    """The error of a group that is refused before the GPU is touched."""
+def get_refusal(machine: Machine, *sizes: str | None, **options: Any) -> str:
+    """The error of a group that is refused, or taken back so that the GPU is as it was."""
     before = machine.gpu
-    with pytest.raises(kind) as caught, machine.shared(*(sizes or (None,)), **options):
+    with pytest.raises((ConfigError, SharingError)) as caught, machine.shared(*(sizes or (None,)), **options):
         pytest.fail("was not refused")
     assert machine.gpu == before
     assert not machine.journal.path.exists()
     return str(caught.value)
 
 
-def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
-    gpu_instance = h100.driver.create_gpu_instance(0, FOREIGN)
-    message = refused(h100, SharingError)
-    assert f"already has the GPU instances {gpu_instance.id};" in message
+MODE, MAKE, DIVIDE = "nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstance", "nvmlGpuInstanceCreateComputeInstance"
+LACKING = codes.INSUFFICIENT_RESOURCES
+
+
+def sudo_without_password(machine: Machine) -> dict[str, Any]:
+    prefix = write_script(machine.folder / "sudo", 'echo "sudo: a password is required" >&2\nexit 1')
+    return {"admin": (str(prefix),)}
+
+
+def disturb_mig(fault: str) -> Callable[[Machine], None]:
+    return lambda machine: machine.change(health=dataclasses.replace(machine.gpu.health, mig_fault=fault))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "disturb", "options", "messages"),
+    [
+        ("LLS", lambda m: None, {}, ["does not fit", "; use ["]),
+        ("-", lambda m: m.change(mig_pending=True), {}, ["a pending change of MIG mode from off to on"]),
+        (
+            "-",
+            lambda m: m.fail(MODE, codes.NO_PERMISSION, times=None),
+            {},
+            ["no permission for `{program} -i {uuid} -mig 1`", "gpu.admin=[sudo,-n]"],
+        ),
+        ("-", sudo_without_password, {}, ["no permission for `{folder}/sudo {program}"]),
+        # What nvidia-smi said is shown, and not believed.
+        ("-", lambda m: m.fail(MODE, codes.IN_USE), {}, ["; stop programs that use the GPU", "All done."]),
+        ("---", lambda m: m.fail(MAKE, LACKING, skip=1), {}, ["install a newer driver"]),
+        ("-", lambda m: m.fail(DIVIDE, LACKING), {}, ["with 1 compute instance (it printed"]),
+        (
+            "--",
+            lambda m: m.fail(DIVIDE, LACKING, skip=1),
+            {"profiles": ("1c.3g", "2c.3g")},
+            ["did not create one 1c compute instance in GPU instance", "install a newer driver"],
+        ),
+        ("-", disturb_mig("displaced"), {"profiles": ["1g.5gb"]}, ["did not create"]),
+        ("--", disturb_mig("narrow"), {"profiles": ["2c.3g", "1c.3g"]}, ["did not create"]),
+    ],
+)
+def test_what_cannot_be_made_is_refused_and_taken_back(a100: Machine, jobs, disturb, options, messages) -> None:
+    more = disturb(a100) or {}
+    names = {"program": a100.program, "uuid": a100.device.uuid, "folder": a100.folder}
+    message = get_refusal(a100, *(None if size == "-" else size for size in jobs), **options, **more)
+    assert not [words for words in messages if words.format(**names) not in message], message
 
 
 def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
     Clients(a100.file).hold(a100.device.uuid, sleeper, "train", 100)
-    assert f"in use by train (pid {sleeper}); end these processes" in refused(a100, SharingError)
+    assert f"in use by train (pid {sleeper}); end these processes" in get_refusal(a100)
 
 
-def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
-    a100.change(mig_pending=True)
-    assert "a pending change of MIG mode from off to on" in refused(a100, SharingError)
-
-
-def test_without_permission_the_command_to_allow_is_named(a100: Machine) -> None:
-    a100.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
-    message = refused(a100, SharingError)
-    assert f"no permission for `{a100.program} -i {a100.device.uuid} -mig 1`" in message
-    assert "gpu.admin=[sudo,-n]" in message
-
-
-def test_a_prefix_that_is_not_allowed_is_a_question_of_permission(a100: Machine) -> None:
-    prefix = a100.folder / "sudo"
-    prefix.write_text('#!/bin/sh\necho "sudo: a password is required" >&2\nexit 1\n')
-    prefix.chmod(0o755)
-    assert f"no permission for `{prefix} {a100.program}" in refused(a100, SharingError, admin=(str(prefix),))
+def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
+    gpu_instance = h100.driver.create_gpu_instance(0, FOREIGN)
+    assert f"already has the GPU instances {gpu_instance.id};" in get_refusal(h100)
+    h100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
+    assert "cannot list the MIG instances" in get_refusal(h100, program="/bin/true")
 
 
 @pytest.mark.parametrize(
@@ -306,9 +326,7 @@ def test_a_prefix_that_is_not_allowed_is_a_question_of_permission(a100: Machine)
     ],
 )
 def test_what_the_configuration_rules_out_starts_no_command(a100: Machine, changes: dict[str, Any], says: str) -> None:
-    trap = a100.folder / "trap"
-    trap.write_text(f"#!/bin/sh\ntouch {a100.folder}/started\n")
-    trap.chmod(0o755)
+    trap = write_script(a100.folder / "trap", f"touch {a100.folder}/started")
     group = a100.group(None, **changes)
     sharing = Mig(program=str(trap))
     with pytest.raises(ConfigError, match=says):
@@ -328,49 +346,18 @@ def test_a_gpu_without_mig_is_refused(a100: Machine) -> None:
         Mig().check(a100.group(None, device=device))
 
 
-def test_what_does_not_fit_is_refused_with_what_comes_nearest(a100: Machine) -> None:
-    message = refused(a100, ConfigError, "L", "L", "S")
-    assert "does not fit" in message
-    assert "; use [" in message
-
-
 def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(a100.program.parent))
     device = dataclasses.replace(a100.device, kind="simulated")
     attempt = Mig(program=str(a100.program)).prepare(a100.group(None, device=device), a100.folder)
     with pytest.raises(SharingError, match="needs nvidia-smi, which is not on PATH"), attempt:
         pytest.fail("found one")
-    log = recording(a100)
+    log = record_commands(a100)
     device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))
     group = a100.group(None, device=device, admin=(str(a100.folder / "admin"),))
     with Mig(program="/nonexistent").prepare(group, a100.folder):
         assert a100.profiles() == ["7g.40gb"]
     assert not log.exists()  # nor does anybody become an administrator for it
-
-
-def test_a_mode_left_pending_is_taken_back(a100: Machine) -> None:
-    a100.fail("nvmlDeviceSetMigMode", codes.IN_USE)
-    message = refused(a100, SharingError)
-    assert "; stop programs that use the GPU" in message
-    assert "All done." in message  # what nvidia-smi said is shown, and not believed
-
-
-def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
-    a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
-    assert "install a newer driver" in refused(a100, SharingError, None, None, None)
-
-
-def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
-    a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES)
-    assert "with 1 compute instance (it printed" in refused(a100, SharingError)
-
-
-@pytest.mark.parametrize(("fault", "profiles"), [("displaced", ["1g.5gb"]), ("narrow", ["2c.3g", "1c.3g"])])
-def test_instances_that_a_faulty_driver_creates_otherwise_are_destroyed(
-    a100: Machine, fault: str, profiles: list[str]
-) -> None:
-    a100.change(health=dataclasses.replace(a100.gpu.health, mig_fault=fault))
-    assert "did not create" in refused(a100, SharingError, *[None] * len(profiles), profiles=profiles)
 
 
 def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(h100: Machine) -> None:
@@ -449,16 +436,11 @@ def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> 
 def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machine) -> None:
     before = a100.gpu
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
-    log = recording(a100)
+    log = record_commands(a100)
     with a100.shared("S", "L", admin=(str(a100.folder / "admin"),)):
         assert sorted(a100.profiles()) == ["1g.5gb", "3g.20gb"]
     assert a100.gpu == before
     assert "-lgi" in log.read_text()
-
-
-def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
-    h100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
-    assert "cannot list the MIG instances" in refused(h100, SharingError, program="/bin/true")
 
 
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
@@ -565,7 +547,7 @@ def divided(a100: Machine) -> Machine:
     return dataclasses.replace(a100, device=device)
 
 
-def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
+def find_granted_device(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of a study to which an allocation grants this one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
     return device_choice.find_device(None, needs_gpu=False)
@@ -573,7 +555,7 @@ def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
     first = nvml.list_mig_devices(divided.device)[0]
-    device = granted(first.uuid, monkeypatch)
+    device = find_granted_device(first.uuid, monkeypatch)
     assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
     assert device.facts.as_texts()["multiprocessors"] == "42"
@@ -596,7 +578,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
 
 
 def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:
-    device = granted(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
+    device = find_granted_device(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
     for options in ({}, {"layout": "existing"}):
         with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
             Mig(**options).check(divided.group(None, device=device))

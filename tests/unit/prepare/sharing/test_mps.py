@@ -63,14 +63,14 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
     try:
         yield path
-        assert daemons(path) == []
+        assert list_daemons(path) == []
     finally:
-        for pid in daemons(path):
+        for pid in list_daemons(path):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(path)
 
 
-def daemons(folder: Path) -> list[int]:
+def list_daemons(folder: Path) -> list[int]:
     """Every process whose MPS folder lies below the folder, found without the product's own means."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -85,7 +85,7 @@ def daemons(folder: Path) -> list[int]:
 
 
 @contextmanager
-def prepared(
+def prepare_group(
     folder: Path,
     group: Group,
     faults: tuple[str, ...] = (),
@@ -99,25 +99,25 @@ def prepared(
         yield slots
 
 
-def control_of(slots: Slots) -> mps_daemon.ControlProgram:
+def get_control(slots: Slots) -> mps_daemon.ControlProgram:
     """What a user would ask the daemon of the slots with."""
     pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
     return mps_daemon.ControlProgram(program=str(pipes.parents[1] / mps_daemon.CONTROL), pipes=pipes)
 
 
-def served_by(control: mps_daemon.ControlProgram) -> str:
+def get_served_device(control: mps_daemon.ControlProgram) -> str:
     """The device that the daemon was started for."""
     pid = int((control.pipes / "nvidia-cuda-mps-control.pid").read_text())
     return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
 
 
-def server_of(slots: Slots) -> int:
-    (server,) = control_of(slots).list_pids("get_server_list")
+def get_server(slots: Slots) -> int:
+    (server,) = get_control(slots).list_pids("get_server_list")
     return server
 
 
-def pid_of_daemon(slots: Slots) -> int:
-    return int((control_of(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
+def read_daemon_pid(slots: Slots) -> int:
+    return int((get_control(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
 
 
 def make_programs(folder: Path) -> Programs:
@@ -153,7 +153,7 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     group = group_in(folder, "a", "b")
     journal = Journal(folder, GPU.uuid)
-    with prepared(folder, group) as slots, ExitStack() as stack:
+    with prepare_group(folder, group) as slots, ExitStack() as stack:
         assert [slot.visible_devices for slot in slots.slots] == [GPU.uuid] * 2
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
         assert pipes.is_relative_to(folder)
@@ -161,17 +161,17 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
         control = mps_daemon.ControlProgram(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
         (server,) = control.list_pids("get_server_list")
         assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
-        assert served_by(control) == GPU.uuid
+        assert get_served_device(control) == GPU.uuid
         slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
         assert len(control.list_pids(f"get_client_list {server}")) == 2
-        assert len(daemons(folder)) == 2
+        assert len(list_daemons(folder)) == 2
         stack.close()
-    assert daemons(folder) == []
+    assert list_daemons(folder) == []
     assert not journal.path.exists()
 
 
 def test_a_child_of_a_job_may_be_the_client(folder):
-    with prepared(folder, group_in(folder, "a")) as slots, client(slots.slots[0], script=PARENT_OF_CLIENT) as pid:
+    with prepare_group(folder, group_in(folder, "a")) as slots, client(slots.slots[0], script=PARENT_OF_CLIENT) as pid:
         slots.verify({0: pid})
 
 
@@ -179,7 +179,7 @@ def test_a_child_of_a_job_may_be_the_client(folder):
 def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
-    with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
+    with prepare_group(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
         first = stack.enter_context(client(slots.slots[0]))
         second = stack.enter_context(client(slots.slots[1], says="bypassed", **nowhere))
         with pytest.raises(SharingError, match=rf"not clients of MPS: 1-b \(pid {second}\); check that"):
@@ -187,15 +187,15 @@ def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
 
 
 def test_a_job_that_connects_a_little_late_is_waited_for(folder):
-    with prepared(folder, group_in(folder, "a")) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
+    with prepare_group(folder, group_in(folder, "a")) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
         slots.verify({0: pid})
 
 
-def scripts(*names: str) -> tuple[Job, ...]:
+def write_scripts(*names: str) -> tuple[Job, ...]:
     return tuple(Job(index=i, workload=workload(name, ends_by_itself=True)) for i, name in enumerate(names))
 
 
-def unseen(slots: Slots) -> str:
+def list_unseen(slots: Slots) -> str:
     """What is said of scripts that were not seen as clients so far."""
     try:
         slots.verify.__self__.check_scripts()  # type: ignore[attr-defined]  a method of `MpsSlots`
@@ -207,20 +207,20 @@ def unseen(slots: Slots) -> str:
 @pytest.mark.slow
 def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
-    group = group_in(folder, "a", jobs=scripts("a"))
-    with prepared(folder, group) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
+    group = group_in(folder, "a", jobs=write_scripts("a"))
+    with prepare_group(folder, group) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
         slots.verify({0: pid})
-        assert f"0-a (pid {pid})" in unseen(slots)  # at the barrier it is none yet
-        wait_until(lambda: unseen(slots) == "")
+        assert f"0-a (pid {pid})" in list_unseen(slots)  # at the barrier it is none yet
+        wait_until(lambda: list_unseen(slots) == "")
 
 
 def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
-    group = group_in(folder, "a", jobs=scripts("a"))
+    group = group_in(folder, "a", jobs=write_scripts("a"))
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with (
         pytest.raises(SharingError, match="not clients of MPS: 0-a"),
-        prepared(folder, group) as slots,
+        prepare_group(folder, group) as slots,
         ExitStack() as stack,
     ):
         pid = stack.enter_context(client(slots.slots[0], says="bypassed", **nowhere))
@@ -232,7 +232,7 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     group = group_in(folder, "a")
     fault = pytest.raises(SharingError, match="status: FAULT")
-    with fault, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
+    with fault, ExitStack() as stack, prepare_group(folder, group, ("fault_on_client",)) as slots:
         stack.enter_context(client(slots.slots[0]))
 
 
@@ -240,16 +240,16 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
 def test_a_server_that_died_is_an_error(folder, branch):
     status = "unknown to this control program" if branch == "535" else "Server \\d+ not found"
     says = rf"\(status: {status}; servers now: none\).*; control\.log: Server \d+ exited with status 0$"
-    with pytest.raises(SharingError, match=says), prepared(folder, group_in(folder, "a"), branch=branch) as slots:
-        os.kill(server_of(slots), signal.SIGKILL)
-        wait_until(lambda: control_of(slots).list_pids("get_server_list") == [])
+    with pytest.raises(SharingError, match=says), prepare_group(folder, group_in(folder, "a"), branch=branch) as slots:
+        os.kill(get_server(slots), signal.SIGKILL)
+        wait_until(lambda: get_control(slots).list_pids("get_server_list") == [])
 
 
 def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     group = group_in(folder, "a")
     body = pytest.raises(ValueError, match="the body")
-    with body, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
+    with body, ExitStack() as stack, prepare_group(folder, group, ("fault_on_client",)) as slots:
         stack.enter_context(client(slots.slots[0]))
         raise ValueError("the body")
 
@@ -275,9 +275,9 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
         monkeypatch.setattr(mps_daemon, "_START_LIMIT_S", 0.5)
     monkeypatch.setattr(mps_daemon, "_END_GRACE_S", 0.3)
     refused = pytest.raises(SharingError, match=rf"MPS did not start on {GPU.uuid}: .*{says}")
-    with refused, prepared(folder, group_in(folder, "a"), (fault,)):
+    with refused, prepare_group(folder, group_in(folder, "a"), (fault,)):
         pytest.fail("it is not ready")
-    assert daemons(folder) == []
+    assert list_daemons(folder) == []
     assert not Journal(folder, GPU.uuid).path.exists()
 
 
@@ -285,13 +285,13 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
 @pytest.mark.parametrize("branch", ["535", "550", "615"])
 def test_the_program_of_each_branch_runs_a_group(folder, branch):
     group = group_in(folder, "a", "b")
-    with prepared(folder, group, branch=branch) as slots, ExitStack() as stack:
-        control = control_of(slots)
+    with prepare_group(folder, group, branch=branch) as slots, ExitStack() as stack:
+        control = get_control(slots)
         status = 'Unknown command "get_server_status"' if branch == "535" else "ACTIVE"
-        assert control.ask(f"get_server_status {server_of(slots)}") == [status]
+        assert control.ask(f"get_server_status {get_server(slots)}") == [status]
         slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
         stack.close()
-    assert daemons(folder) == []
+    assert list_daemons(folder) == []
 
 
 def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypatch):
@@ -299,7 +299,7 @@ def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypat
     says = "its server was not ready within 0.5 s; this control program has no get_server_status"
     with (
         pytest.raises(SharingError, match=says),
-        prepared(folder, group_in(folder, "a"), ("never_ready",), branch="535"),
+        prepare_group(folder, group_in(folder, "a"), ("never_ready",), branch="535"),
     ):
         pytest.fail("it is not ready")
 
@@ -308,7 +308,7 @@ def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
     monkeypatch.setattr(ControlProgram, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
     group = group_in(folder, "a")
     says = r"has no get_server_status, and there is no control\.log; use driver R550 or newer"
-    with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
+    with pytest.raises(SharingError, match=says), prepare_group(folder, group, branch="535"):
         pytest.fail("nobody knows whether it is ready")
 
 
@@ -363,24 +363,27 @@ def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkey
 
 def test_a_daemon_that_does_not_quit_is_ended_by_signals(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_END_GRACE_S", 0.2)
-    with prepared(folder, group_in(folder, "a"), faults=("ignores_quit",)):
-        assert len(daemons(folder)) == 2
-    assert daemons(folder) == []
+    with prepare_group(folder, group_in(folder, "a"), faults=("ignores_quit",)):
+        assert len(list_daemons(folder)) == 2
+    assert list_daemons(folder) == []
 
 
 def test_the_server_of_a_killed_daemon_is_ended(folder):
-    with pytest.raises(SharingError, match="the MPS daemon is gone"), prepared(folder, group_in(folder, "a")) as slots:
+    with (
+        pytest.raises(SharingError, match="the MPS daemon is gone"),
+        prepare_group(folder, group_in(folder, "a")) as slots,
+    ):
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
-        server = server_of(slots)
+        server = get_server(slots)
         os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
-        wait_until(lambda: daemons(folder) == [server])
-    assert daemons(folder) == []
+        wait_until(lambda: list_daemons(folder) == [server])
+    assert list_daemons(folder) == []
 
 
 def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     with ExitStack() as stack:
-        with prepared(folder, group_in(folder, "a")) as slots:
+        with prepare_group(folder, group_in(folder, "a")) as slots:
             stack.enter_context(client(slots.slots[0]))
         log = (folder / "mps/log/control.log").read_text()
         assert re.search(r"Cmd:terminate_client \d+ \d+\n.*\] 0\n(.*\n)*.*Exit with status 0", log)
@@ -396,14 +399,14 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
         connection = connect(environ)
         assert connection is not None
         with connection:  # `quit` waits for it, even if this test fails
-            before = daemons(foreign)
-            with prepared(folder, group_in(folder, "a")):
+            before = list_daemons(foreign)
+            with prepare_group(folder, group_in(folder, "a")):
                 pass
             journal = Journal(folder, GPU.uuid, Programs(configured={mps_daemon.CONTROL: str(program)}))
             journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
             replay(journal)
             assert len(before) == 2
-            assert daemons(foreign) == before
+            assert list_daemons(foreign) == before
             connection.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 connection.recv(1)  # still connected
@@ -414,14 +417,14 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
 
 @pytest.mark.slow
 def test_several_daemons_run_at_once(folder):
-    with prepared(folder, group_in(folder, "a")) as first:
+    with prepare_group(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
         with mps_daemon.run_daemon("MIG-1", folder, program, journal, number=1) as second:
-            assert second.server != server_of(first)
-            assert served_by(second.control) == "MIG-1"
+            assert second.server != get_server(first)
+            assert get_served_device(second.control) == "MIG-1"
         assert not journal.path.exists()
-        assert control_of(first).ask(f"get_server_status {server_of(first)}") == ["ACTIVE"]
+        assert get_control(first).ask(f"get_server_status {get_server(first)}") == ["ACTIVE"]
 
 
 def run_group(folder: Path, *, is_killed_inside: bool = False) -> None:
@@ -436,10 +439,10 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     left_behind = 0
     for fatal in range(1, 100):
         status = run_killed(partial(run_group, folder), fatal, ("subprocess.Popen", "os.mkdir", "os.remove"))
-        left_behind += bool(daemons(folder))
+        left_behind += bool(list_daemons(folder))
         journal = Journal(folder, GPU.uuid, make_programs(folder))
         replay(journal)
-        assert daemons(folder) == [], f"killed at step {fatal}"
+        assert list_daemons(folder) == [], f"killed at step {fatal}"
         assert not journal.path.exists()
         shutil.rmtree(folder / "mps", ignore_errors=True)  # which goes with the group's scratch folder
         if status == 0:
@@ -454,12 +457,12 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder)
     run_killed(partial(run_group, folder, is_killed_inside=True), 0, ())
-    assert len(daemons(folder)) == 2
+    assert len(list_daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
     (step,) = replay(Journal(folder, GPU.uuid, make_programs(folder) if knows_program else Programs(simulated={})))
     assert step.kind == "mps_daemon"
-    assert daemons(folder) == []
+    assert list_daemons(folder) == []
 
 
 def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
@@ -474,10 +477,10 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
 
 def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch):
     monkeypatch.setenv(processes.MARK_VARIABLE, "group-1")
-    with prepared(folder, group_in(folder, "a")) as slots:
-        before = daemons(folder)
+    with prepare_group(folder, group_in(folder, "a")) as slots:
+        before = list_daemons(folder)
         processes.end("group-1", grace_s=0.1)
-        assert daemons(folder) == before == sorted([server_of(slots), pid_of_daemon(slots)])
+        assert list_daemons(folder) == before == sorted([get_server(slots), read_daemon_pid(slots)])
 
 
 JOB = f"""
@@ -506,7 +509,7 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
     starter = Spawner(Interpreter(python=Path(sys.executable)))
     files = GroupFiles(folder=tmp_path, scratch=folder, mark=folder.name)
-    with prepared(folder, group, sharing=MpsPercent) as slots:
+    with prepare_group(folder, group, sharing=MpsPercent) as slots:
         starts = [JobStart(job=job, slot=slots.slots[job.index], starter=starter) for job in jobs]
         running = JobGroup(starts, files, group.limits)
         with running:
@@ -514,12 +517,12 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
             slots.verify(running.pids())
             running.measure(window)
         assert [state.ended_well for state in running.states] == [True] * 2
-        assert control_of(slots).ask(f"get_server_status {server_of(slots)}") == ["ACTIVE"]
+        assert get_control(slots).ask(f"get_server_status {get_server(slots)}") == ["ACTIVE"]
     assert processes.list_marked(folder.name) == []
-    assert daemons(folder) == []
+    assert list_daemons(folder) == []
 
 
-def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
+def get_variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
     control = mps_daemon.ControlProgram(program="/x", pipes=Path("/p"))
     server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
     places = [Slot(visible_devices=GPU.uuid)] * group.degree
@@ -529,17 +532,17 @@ def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
 
 def test_options_reach_the_jobs_by_position():
     group = make_group("a", "b", "c")
-    plain = variables(Mps(), group, 0)
+    plain = get_variables(Mps(), group, 0)
     assert set(plain) == {"CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"}
     sharing = MpsPercent(active_thread_pct=(50, 25, 12.5), pinned_mem_limit="10G", priority=(0, 1, 1))
     sharing.check(group)
-    third = variables(sharing, group, 2)
+    third = get_variables(sharing, group, 2)
     assert third["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
     assert third["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10G"
     assert third["CUDA_MPS_CLIENT_PRIORITY"] == "1"
-    assert variables(sharing, group, 0)["CUDA_MPS_CLIENT_PRIORITY"] == "0"
-    assert variables(MpsPercent(active_thread_pct=40), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
-    assert variables(MpsPercent(), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33.3333"
+    assert get_variables(sharing, group, 0)["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert get_variables(MpsPercent(active_thread_pct=40), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert get_variables(MpsPercent(), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33.3333"
 
 
 @pytest.mark.parametrize("share", [0, -1, 100.5, 400, (50, 0), "half", True, float("nan")])
@@ -601,7 +604,7 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
     with Mps().prepare(group, folder) as slots:
-        assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
+        assert list_daemons(folder) == sorted([get_server(slots), read_daemon_pid(slots)])
     simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
     with (
         pytest.raises(SharingError, match="needs nvidia-cuda-mps-control, which is not on PATH"),
@@ -613,7 +616,7 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
 def test_a_folder_too_deep_for_sockets_is_refused(folder):
     deep = folder / ("x" * 90)
     deep.mkdir()
-    with pytest.raises(SharingError, match="longer than 107 bytes"), prepared(deep, group_in(folder, "a")):
+    with pytest.raises(SharingError, match="longer than 107 bytes"), prepare_group(deep, group_in(folder, "a")):
         pass
 
 
@@ -628,11 +631,11 @@ MEASURED = json.loads(
 @pytest.mark.parametrize("kind", ["clean", "faulty"])
 def test_shares_are_warned_about_as_they_were_measured(kind):
     for share, multiprocessors in MEASURED[kind].items():
-        (warning,) = MpsPercent(active_thread_pct=float(share)).warnings(bf16(H100)) or ("",)
+        (warning,) = MpsPercent(active_thread_pct=float(share)).warnings(make_bf16_group(H100)) or ("",)
         assert (f"{multiprocessors} of 132" in warning) == (kind == "faulty"), share
 
 
-def bf16(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
+def make_bf16_group(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
     program = dataclasses.replace(workload("a"), params=(("precision", precision),))
     jobs = tuple(Job(index=i, workload=program) for i in range(degree))
     return make_group("a", device=device, jobs=jobs)
@@ -640,8 +643,8 @@ def bf16(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
 
 def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
     natural = MpsPercent()
-    assert len(natural.warnings(bf16(H100, degree=7))) == 7  # 100/7 per cent
-    assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
-    assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
+    assert len(natural.warnings(make_bf16_group(H100, degree=7))) == 7  # 100/7 per cent
+    assert natural.warnings(make_bf16_group(H100, "fp32", degree=7)) == ()
+    assert natural.warnings(make_bf16_group(GPU, degree=7)) == ()  # of which the capability is not known
     assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
-    assert "wrong on this GPU" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]
+    assert "wrong on this GPU" in MpsPercent(active_thread_pct=40).warnings(make_bf16_group(H100))[0]

@@ -23,7 +23,7 @@ CPU = Device(kind="cpu", uuid="CPU-here", name="the CPUs")
 CURRENT, OTHER = (Spec(target=f"pipeline.prepare.env.{name}.Env") for name in ("current", "venv"))
 
 
-def tenants(*changes: dict[str, object], **settings: object) -> Group:
+def make_tenants(*changes: dict[str, object], **settings: object) -> Group:
     base = group(*("tiny" for _ in changes), scenario="streams", device=CPU, **settings)
     jobs = (
         Job(index=index, workload=dataclasses.replace(base.jobs[0].workload, **change))
@@ -33,14 +33,14 @@ def tenants(*changes: dict[str, object], **settings: object) -> Group:
 
 
 def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
-    jobs = tenants({}, {}, {})
+    jobs = make_tenants({}, {}, {})
     with Streams().prepare(jobs, tmp_path) as slots:
         (host,) = {slot.host for slot in slots.slots}
     assert len(slots.slots) == 3 and Path(host.script).is_file()
 
 
 def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_asked_for(tmp_path: Path) -> None:
-    jobs = tenants({}, {})
+    jobs = make_tenants({}, {})
     for mode, multiprocessors in ((Green(40), 40), (Green(), None)):
         with mode.prepare(jobs, tmp_path) as slots:
             assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {multiprocessors}
@@ -49,7 +49,7 @@ def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_ask
 
 def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path) -> None:
     study_cache.clear()
-    jobs = tenants({}, {})
+    jobs = make_tenants({}, {})
     for number, written in enumerate(('{"3 x 40": "it hangs"}', '{"3 x 40', "{}")):
         (folder := tmp_path / str(number)).mkdir()
         with Green(40).prepare(jobs, folder) as slots:
@@ -116,7 +116,7 @@ HOPPER = DeviceFacts(compute_capability=(9, 0), multiprocessors=132)
     ],
 )
 def test_parts_that_cannot_fit_are_refused_in_a_plan(num_jobs, multiprocessors, facts, reason) -> None:
-    jobs = dataclasses.replace(tenants(*[{}] * num_jobs), device=dataclasses.replace(GPU, facts=facts))
+    jobs = dataclasses.replace(make_tenants(*[{}] * num_jobs), device=dataclasses.replace(GPU, facts=facts))
     refused = pytest.raises(ConfigError, match=reason) if reason else contextlib.nullcontext()
     with refused:
         Green(multiprocessors).check(jobs)
@@ -157,13 +157,13 @@ STEPS = (("step_mode", "eager"),)
 )
 def test_what_one_process_cannot_host_is_refused_in_one_line(changes, settings, reason) -> None:
     with pytest.raises(ConfigError, match=reason) as refused:
-        Streams().check(tenants(*changes, **settings))
+        Streams().check(make_tenants(*changes, **settings))
     assert "\n" not in str(refused.value)
 
 
 def test_graphs_may_differ_in_their_arithmetic() -> None:
     captured = [{"params": (("step_mode", "cuda_graph"), ("precision", p))} for p in ("fp32", "tf32")]
-    Streams().check(tenants(*captured))
+    Streams().check(make_tenants(*captured))
 
 
 def test_hosts_are_the_same_only_with_the_same_options() -> None:
