@@ -31,7 +31,7 @@ from pipeline.report.evaluate.statistics import (
 )
 
 TOLERANCE = 0.05
-"""A simpler candidate is recommended if its interval shows that it loses no more than this share of the speed."""
+"""A simpler candidate is recommended if it loses no more than this share of the speed; decided if by its interval."""
 _MUCH_SLOWER = (1.5, 1.25)
 """Ratios to the fastest candidate above which one block, or two, are enough to leave a candidate out."""
 _MOST_OPEN = 3
@@ -61,8 +61,8 @@ class Recommendation:
 
     @cached_property
     def choice(self) -> Cell:
-        """The simplest candidate that is as fast as the fastest within `TOLERANCE`; by medians if nothing is proven."""
-        return next(cell for cell in self.candidates if cell is self.fastest or self._is_alike(cell))
+        """The simplest candidate that is at most `TOLERANCE` slower than the fastest, by the median."""
+        return next(cell for cell in self.candidates if not self.is_slower(cell) and self._is_alike(cell))
 
     @cached_property
     def open(self) -> tuple[Cell, ...]:
@@ -84,8 +84,7 @@ class Recommendation:
         return [max(cells, key=_speedup) for cells in modes.values()]
 
     def _is_alike(self, cell: Cell) -> bool:
-        ratio = _compare(self.fastest, cell)
-        return ratio.high is not None and ratio.high <= 1 + TOLERANCE and not self.is_slower(cell)
+        return cell is self.fastest or _compare(self.fastest, cell).median <= 1 + TOLERANCE
 
     def is_slower(self, cell: Cell) -> bool:
         """Return whether a candidate is slower than the fastest, by its interval and by more than the margin."""
