@@ -70,11 +70,12 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
         usage="%(prog)s [--minutes 10] [KEY=VALUE ...] [-- SCRIPT ARGUMENT ...]",
         description="Measure one, two, three, ... copies of a job in each sharing mode, until the best is decided. "
         "`collocate run --help` lists the keys.",
-        allow_abbrev=False,
     )
     parser.add_argument("--minutes", type=float, help="start no measurement after this many minutes (default: 10)")
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
+    if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
+        parser.error("advise names no job; write collocate advise -- train.py, or workload=NAME")
     minutes = [] if options.minutes is None else [f"advise_minutes={options.minutes:g}"]
     return ["+experiment=advise", *overrides, *minutes, *words[end:]]
 

@@ -55,6 +55,8 @@ class Climb:
             self._begin_block(launch[0].block, rows)
         if self.is_decided or self.remaining_s <= 0:
             return []
+        if any(_fails_alone(row) for row in rows):
+            return []
         ran = {row.group.digest for row in rows}
         groups = [group for group in launch if group.skip_reason is None and group.digest not in ran]
         if self._block > 1:
@@ -130,6 +132,9 @@ class Climb:
         self.evaluate(rows)
         device = rows[0].group.device
         is_gpu = device.is_gpu
+        if failed := next(filter(_fails_alone, rows), None):
+            yield f"No answer: the job fails alone; {failed.reason}"
+            return
         if (recommendation := self.recommendation) is None:
             yield f"No answer: no group of several jobs has a valid speed-up; {_explain(rows)}"
             return
@@ -158,6 +163,10 @@ class Climb:
 
 def _is_of(row: GroupResult, degree: int, scenario: str) -> bool:
     return len(row.group.measured) == degree and row.group.scenario == scenario
+
+
+def _fails_alone(row: GroupResult) -> bool:
+    return row.group.sequential and not row.result.is_finding
 
 
 def _explain(rows: Sequence[GroupResult]) -> str:

@@ -139,6 +139,8 @@ class StudyRun:
             if self.ended_by is not None:
                 raise self.ended_by
         is_whole = len(self.rows) == len(self.plan.groups)
+        if self.climb is not None and self.climb.recommendation is None:
+            return 1
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _print_block_forecast(

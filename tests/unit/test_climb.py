@@ -161,6 +161,14 @@ def test_disturbed_groups_are_counted_and_lead_nothing():
     assert f"{num_marked} of {len(rows)} groups are invalid: a job waited for a CPU." in text
 
 
+def test_a_job_that_fails_alone_ends_the_search_with_its_reason():
+    alone, pair = plan({"naive": (1, 2)}, num_blocks=1)
+    climb = Climb("test", [alone, pair], 10)
+    row = GroupResult(group=alone, result=Result.FAILED, reason="job 0-a exited with 1")
+    assert climb.select([pair], [row]) == []
+    assert list(climb.answer([row], ["run.py"])) == ["No answer: the job fails alone; job 0-a exited with 1"]
+
+
 def test_rows_without_a_speed_up_give_no_answer_but_a_reason():
     the_group = group("a", "a")
     climb = Climb("test", [the_group], 10)

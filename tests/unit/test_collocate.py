@@ -162,6 +162,9 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
     assert module._expand_advice(words) == [
         *("+experiment=advise", "mix=['a b.py', c.py]", "advise_minutes=6", "--", "t.py", "--minutes", "1")
     ]
+    with pytest.raises(SystemExit):
+        module._expand_advice(["--minutes", "4"])
+    assert "error: advise names no job; write collocate advise -- train.py" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         module._expand_advice(["--minutes", "soon"])
     assert (

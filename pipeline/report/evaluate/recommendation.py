@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
 from pipeline.base.system.words import group_by
@@ -35,6 +36,8 @@ TOLERANCE = 0.05
 _MUCH_SLOWER = (1.5, 1.25)
 """Ratios to the fastest candidate above which one block, or two, are enough to leave a candidate out."""
 _MOST_OPEN = 3
+BOUND = 0.15
+"""The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
 _LEVEL = 0.01
 """Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
 _WIDTH = 80
@@ -69,7 +72,8 @@ class Recommendation:
         """The candidates, other than the choice, that may still be the better choice."""
         order = self.candidates.index(self.choice)
         simpler, harder = self.candidates[:order], self.candidates[order + 1 :]
-        unproven = [cell for cell in simpler if not self.is_slower(cell)]  # they may be as fast as the choice
+        # A simpler one that is slower by its median is no loss; but one at a time must be proven slower.
+        unproven = [cell for cell in simpler if not self.is_slower(cell) and not self._is_passed(cell)]
         return (*unproven, *(cell for cell in harder if not self.is_slower(cell) and self._may_be_faster(cell)))
 
     @property
@@ -93,9 +97,12 @@ class Recommendation:
             return test.ratio.n > 0 and test.ratio.median > _MUCH_SLOWER[test.ratio.n - 1]
         return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
 
+    def _is_passed(self, cell: Cell) -> bool:
+        return cell.sharing != SERIAL and _compare(self.choice, cell).n >= MIN_BLOCKS
+
     def _may_be_faster(self, cell: Cell) -> bool:
         ratio = _compare(cell, self.choice)
-        return ratio.high is None or ratio.high > 1 + TOLERANCE
+        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= MIN_BLOCKS else TOLERANCE)
 
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:
