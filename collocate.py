@@ -7,6 +7,7 @@ user works, is taken for one of the project. Only this process has it there: use
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import runpy
@@ -44,15 +45,16 @@ def main() -> None:
     if words == ["--version"]:
         sys.stdout.write(f"gpu-collocation {version('gpu-collocation')}\n")
         sys.exit()
-    if words[:1] in ([], ["-h"], ["--help"]):
+    if words[:1] in ([], ["-h"], ["--help"], ["help"]):
         sys.stdout.write(_overview())
         sys.exit(0 if words else 2)
     name, *arguments = words
     if name == entry_points.ADVISE:
         name, arguments = entry_points.RUN, _expand_advice(arguments)
     if name not in entry_points.PROGRAMS:
-        known = ", ".join([*entry_points.PROGRAMS, _COMPLETION])
-        sys.stderr.write(f"error: collocate has no program {name}; choose one of {known}\n")
+        names = [*entry_points.PROGRAMS, _COMPLETION]
+        near = "".join(f"did you mean {match}? Or " for match in difflib.get_close_matches(name, names, n=1))
+        sys.stderr.write(f"error: collocate has no program {name}; {near}choose one of {', '.join(names)}\n")
         sys.exit(2)
     sys.argv = [str(FOLDER / "run.py"), *arguments]
     if name == entry_points.RUN:
