@@ -176,7 +176,7 @@ def _explain(rows: Sequence[GroupResult]) -> str:
 
 def _replace(options: Sequence[str], *new: str, keeps_study: bool = False) -> list[str]:
     """Replace the options that set the number of jobs and the study by new ones."""
-    dropped = {user_command.key_of(word) for word in new} | ({"resume"} if keeps_study else {"advise_minutes"})
+    dropped = {user_command.key_of(word) for word in new} | {"resume", "advise_minutes"}
     overrides, program = user_command.divide(entry_points.divide(options)[1])
     remaining = [word for word in overrides if user_command.key_of(word) not in dropped]
     if not keeps_study:

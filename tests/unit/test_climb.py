@@ -132,7 +132,9 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
     curves = {**CURVES["saturating"], "streams": (1, 2.0, 2.6, 2.5)}
     machine = Machine(curves, 0, noise=0.002)
     climb, rows = search(curves, machine)
-    lines = list(climb.answer(rows, ["run.py", "-m", "+experiment=advise", "--", "train.py", "--epochs", "3"]))
+    lines = list(
+        climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
+    )
     text = " ".join(lines)
     assert text.startswith("Run 3 copies under MPS: 2.29 times the work an hour (2.28 to 2.31); each takes 1.31 times")
     assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
