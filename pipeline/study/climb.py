@@ -166,7 +166,7 @@ def _is_of(row: GroupResult, degree: int, scenario: str) -> bool:
 
 
 def _fails_alone(row: GroupResult) -> bool:
-    return row.group.sequential and not row.result.is_finding
+    return row.group.sequential and row.result in (Result.FAILED, Result.TIMEOUT)
 
 
 def _explain(rows: Sequence[GroupResult]) -> str:
