@@ -279,7 +279,7 @@ import sys
 sys.path.insert(0, {str(PROJECT_DIR)!r})
 from pathlib import Path
 from tests.unit.launch.test_warm_start import *
-first, second = (sleeps(mark, Path({str(tmp_path)!r})) for mark in {marks})
+first, second = (make_sleep_request(mark, Path({str(tmp_path)!r})) for mark in {marks})
 def send():
     server._control.sendall((json.dumps(second) + "\\n").encode())
 server = ForkServer(PYTHON, "workloads.client")
