@@ -293,6 +293,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
         "workload=server": ["workload.command='serve --port {port}'"],
         "workload=script": [f"workload.script={script}"],
         "workload=bert_finetune": ["workload.weights=null"],
+        "+experiment=advise": ["baseline=auto"],  # nothing rises without a baseline
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
         "profiler=nsys": ["profiler.program=/bin/true"],
         "profiler=ncu": ["profiler.program=/bin/true"],
