@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline.base.system import entry_points, secrets
+from pipeline.base.system import entry_points, secrets, user_command
 
 STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUTPUTS"
 """Environment variables that a launcher sets for its workers: the study's command line, the Slurm task, the outputs."""
@@ -98,22 +98,28 @@ def mask_command(command: str) -> str:
 
 def spell_longer_study(words: Sequence[str], repeats: int) -> str:
     """Return the command line, without secrets, that resumes a study with more blocks; empty with `repeats=auto`."""
-    key = "repeats="
-    if f"{key}auto" in [word.lstrip("+") for word in words]:
+    if "repeats=auto" in [word.lstrip("+") for word in words]:
         return ""
-    start, options = entry_points.divide(words)
-    end = options.index("--") if "--" in options else len(options)
-    overrides = [option for option in options[:end] if not option.lstrip("+").startswith(key)]
-    return mask_command(spell_resume_command([*start, *overrides, f"{key}{repeats}", *options[end:]]))
+    return mask_command(spell_changed_command(words, f"repeats={repeats}", _choose_resume(words)))
 
 
 def spell_resume_command(words: Sequence[str]) -> str:
     """Return the command line that runs the groups without a result of the study with this command line."""
+    return spell_changed_command(words, _choose_resume(words))
+
+
+def spell_changed_command(words: Sequence[str], *new: str, without: Collection[str] = ()) -> str:
+    """Return a command line with new overrides, in place of those of their keys, and without some words or keys.
+
+    The words of the user's program stay as they are.
+    """
     start, options = entry_points.divide(words)
-    end = options.index("--") if "--" in options else len(options)
-    words_of_hydra, words_of_program = options[:end], options[end:]
-    resume = next(
-        (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
-    )
-    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *overrides, resume, *words_of_program)
+    overrides, program = user_command.divide(options)
+    dropped = {*map(user_command.key_of, new), *without}
+    remaining = [word for word in overrides if dropped.isdisjoint((word, user_command.key_of(word)))]
+    return entry_points.spell_again(start, *remaining, *new, *program)
+
+
+def _choose_resume(words: Sequence[str]) -> str:
+    overrides, _ = user_command.divide(entry_points.divide(words)[1])
+    return next((word for word in overrides if word.lstrip("+") == "resume=accept_environment"), "resume=true")

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.system import entry_points, user_command
 from pipeline.base.system.words import format_count, group_by
 from pipeline.observe.group_result import GroupResult
+from pipeline.record import invocation
 
 if TYPE_CHECKING:
     from pipeline.report.evaluate.recommendation import Recommendation
 
 _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
+_OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
+"""Words and keys of a search that the command of its answer lacks."""
 _BLOCKS_WITHOUT_FIGURE = 2
 """Blocks after which a study ends if none of its groups has a valid speed-up."""
 
@@ -61,10 +63,9 @@ class Climb:
         groups = [group for group in launch if group.skip_reason is None and group.digest not in ran]
         if self._block > 1:
             return [group for group in groups if group.sequential or group.key in self._chosen]
-        shared = [group for group in groups if not group.sequential]
-        is_open = len(shared) < len(groups) or self._rises(shared, rows)
-        # A launch of several groups measures as many in the time of one.
-        return groups if len(shared) < len(groups) else shared[-_RUNGS_OF_LAUNCH:] if is_open else []
+        if any(group.sequential for group in groups):
+            return groups
+        return groups[-_RUNGS_OF_LAUNCH:] if self._rises(groups, rows) else []
 
     @property
     def remaining_s(self) -> float:
@@ -125,8 +126,8 @@ class Climb:
             if number >= 0 and keys[number] in best and number + 1 < len(keys):
                 yield keys[number + 1]
 
-    def answer(self, rows: Sequence[GroupResult], options: Sequence[str]) -> Iterator[str]:
-        """Yield the lines of the answer; `options` is the command line of the study."""
+    def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
+        """Yield the lines of the answer; `words` is the command line of the study."""
         from pipeline.report.evaluate.recommendation import describe_recommendation
 
         self.evaluate(rows)
@@ -151,18 +152,15 @@ class Climb:
             yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
         elif not is_gpu:
             yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
-        choice, start = recommendation.choice, entry_points.divide(options)[0]
+        choice = recommendation.choice
         if choice.degree > 1:
-            scenario = next(row.group.scenario for row in rows if _is_of(row, choice.degree, choice.sharing.name))
-            number = [] if choice.case.is_mix else [f"degree={choice.degree}"]
-            yield f"run it: {entry_points.spell_again(start, *_replace(options, f'scenario={scenario}', *number))}"
+            new = [f"scenario={choice.sharing.name}", *([] if choice.case.is_mix else [f"degree={choice.degree}"])]
+            command = invocation.spell_changed_command(words, *new, without=_OF_THE_SEARCH)
+            yield f"run it: {invocation.mask_command(command)}"
         if not self.is_decided:
-            more = _replace(options, "resume=true", f"advise_minutes={2 * self.minutes:g}", keeps_study=True)
-            yield f"go on:  {entry_points.spell_again(start, *more)}"
-
-
-def _is_of(row: GroupResult, degree: int, scenario: str) -> bool:
-    return len(row.group.measured) == degree and row.group.scenario == scenario
+            minutes = f"advise_minutes={2 * self.minutes:g}"
+            command = invocation.spell_changed_command(words, "resume=true", minutes)
+            yield f"go on:  {invocation.mask_command(command)}"
 
 
 def _fails_alone(row: GroupResult) -> bool:
@@ -172,13 +170,3 @@ def _fails_alone(row: GroupResult) -> bool:
 def _explain(rows: Sequence[GroupResult]) -> str:
     reasons = [row.marks.invalid or row.reason for row in rows if row.marks.invalid or row.reason]
     return textwrap.shorten(reasons[0], 200) if reasons else "the jobs have no rate in common"
-
-
-def _replace(options: Sequence[str], *new: str, keeps_study: bool = False) -> list[str]:
-    """Replace the options that set the number of jobs and the study by new ones."""
-    dropped = {user_command.key_of(word) for word in new} | {"resume", "advise_minutes"}
-    overrides, program = user_command.divide(entry_points.divide(options)[1])
-    remaining = [word for word in overrides if user_command.key_of(word) not in dropped]
-    if not keeps_study:
-        remaining = [word for word in remaining if word not in ("-m", "--multirun", "+experiment=advise")]
-    return [*remaining, *new, *program]

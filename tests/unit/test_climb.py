@@ -143,6 +143,15 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
     assert max(map(len, lines[: lines.index("")])) <= 80
 
 
+def test_the_commands_of_an_answer_have_no_secrets():
+    curves = CURVES["saturating"]
+    climb, rows = search(curves, Machine(curves, 0, noise=0.05), minutes=0.6)
+    words = ["run.py", "tracking.uri=http://bob:s3cret@host", "--", "-m", "train"]
+    commands = [line for line in climb.answer(rows, words) if line.startswith(("run it:", "go on:"))]
+    assert len(commands) == 2 and all("-- -m train" in line and "<hidden>" in line for line in commands)
+    assert not any("s3cret" in line for line in commands)
+
+
 def test_a_full_device_is_left_to_one_job_at_a_time():
     curves = CURVES["full"]
     climb, rows = search(curves, Machine(curves, 0, noise=0.002))

@@ -215,13 +215,10 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
 def _name(cell: Cell, *, is_start: bool = False) -> str:
     if cell.sharing == SERIAL:
         return "One at a time" if is_start else "one at a time"
-    label = (
-        "in one process"
-        if cell.sharing.gives_up
-        else "side by side (naive)"
-        if cell.sharing == NAIVE
-        else f"under {cell.mode}"
-    )
+    if cell.sharing.gives_up:
+        label = "in one process"
+    else:
+        label = "side by side (naive)" if cell.sharing == NAIVE else f"under {cell.mode}"
     jobs = "the mix" if cell.case.is_mix else f"{cell.degree} copies"
     return f"{jobs[0].upper() if is_start else jobs[0]}{jobs[1:]} {label}"
 
