@@ -252,14 +252,14 @@ WORKER_STUDY += [
 VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
 """Tags that two measurements of one program do not have alike."""
 OF_THE_MOMENT = re.compile(r"\*? \(.*?\)")
-"""How long a study takes, and whether the machine was quiet."""
+"""Duration of a study, and whether the machine was quiet."""
 OF_THE_MACHINE = re.compile(r"groups in|\bload\b")
 FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """What is left of a worker.
+    """Remains of a worker.
 
     Attributes:
         answers: exit status of each shard.

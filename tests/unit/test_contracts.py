@@ -140,7 +140,7 @@ def test_imports_are_light_and_without_side_effects():
 
 
 def read_child_cpu_s() -> float:
-    """What they took of a CPU, not of the clock: other tests run beside this one."""
+    """CPU seconds, not elapsed time, because other tests run beside this one."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -458,7 +458,7 @@ FOOTERS = {
 
 @pytest.fixture
 def judge_texts(tmp_path):
-    """What is made of error output and output."""
+    """Causes read from error output and output."""
 
     def judge(stderr: str, stdout: str = "") -> Cause:
         (tmp_path / "stderr.log").write_text(stderr, encoding="utf-8", newline="")

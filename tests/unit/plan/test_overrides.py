@@ -133,7 +133,7 @@ WORDS_OF_THE_PARSER = re.compile(r"<?EOF|EQUAL|extraneous|mismatched|viable|expe
 
 
 def get_explanation(override: str) -> str:
-    """What is said of an override that Hydra refuses."""
+    """Explanation of an override that Hydra refuses."""
     with pytest.raises(HydraException) as refused:
         OverridesParser.create().parse_overrides([override])
     text = command_line.explain(refused.value)

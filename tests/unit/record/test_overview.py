@@ -1,4 +1,4 @@
-"""How far a study is, shard by shard, and groups whose host is gone."""
+"""Progress of a study, shard by shard, and groups whose host is gone."""
 
 from __future__ import annotations
 

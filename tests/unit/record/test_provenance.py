@@ -1,4 +1,4 @@
-"""Where a row comes from, with portable paths and without secrets."""
+"""Origin of a row, with portable paths and without secrets."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_a_difference_of_locks_is_short():
 
 @pytest.fixture
 def worker(compose, tmp_path, monkeypatch):
-    """What a worker plans: the whole, and what its machine has."""
+    """Plan of a worker and inventory of its machine."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("")

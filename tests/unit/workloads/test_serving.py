@@ -1,4 +1,4 @@
-"""How requests are sent, batched, answered and recorded, by our own service and by servers of any make."""
+"""Sending, batching, answering and recording of requests, by our own service and by servers of any make."""
 
 from __future__ import annotations
 

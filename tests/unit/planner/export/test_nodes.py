@@ -110,8 +110,8 @@ def test_a_share_that_slurm_lacks_is_refused(tmp_path: Path, capsys, gpu: Gpu, m
 
 def test_groups_in_turn_need_one_layout(tmp_path: Path, capsys) -> None:
     small = Gpu(model=H100, instances=(instance("1g.10gb", 0), instance("1g.10gb", 1)))
-    whole = Gpu(model=H100, instances=(instance("7g.80gb", 0),))
-    plan = replace(plan_of(whole, small), details={GROUPS_PER_GPU: [2]})
+    undivided = Gpu(model=H100, instances=(instance("7g.80gb", 0),))
+    plan = replace(plan_of(undivided, small), details={GROUPS_PER_GPU: [2]})
     for kind in ("slurm", "mig-parted"):
         assert "GPU 0 changes its MIG layout between groups" in refuse(tmp_path, capsys, plan, kind)
     large = Gpu(model=H100, instances=(instance("3g.40gb", 0),))

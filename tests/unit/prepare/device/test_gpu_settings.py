@@ -103,7 +103,7 @@ SETTINGS = [
 
 
 @pytest.fixture(params=SETTINGS, ids=lambda setting: setting.kind)
-def left_setting(request: pytest.FixtureRequest, machine: Machine) -> Setting:
+def changed_setting(request: pytest.FixtureRequest, machine: Machine) -> Setting:
     """A setting that a killed study has left changed."""
     setting: Setting = request.param
     pid = os.fork()
@@ -115,24 +115,24 @@ def left_setting(request: pytest.FixtureRequest, machine: Machine) -> Setting:
     return setting
 
 
-def test_after_a_kill_the_journal_puts_a_setting_back(machine, left_setting):
+def test_after_a_kill_the_journal_puts_a_setting_back(machine, changed_setting):
     (undone,) = replay(machine.journal)
-    assert (undone.kind, getattr(machine.gpu, left_setting.attribute)) == (left_setting.kind, 0)
+    assert (undone.kind, getattr(machine.gpu, changed_setting.attribute)) == (changed_setting.kind, 0)
 
 
-def test_what_another_program_has_set_since_the_kill_stays(machine, left_setting, caplog):
-    left_setting.change(machine)
-    assert [step.kind for step in replay(machine.journal)] == [left_setting.kind]
-    assert getattr(machine.gpu, left_setting.attribute) == 2
-    assert f"stays {left_setting.changed_to}, because another program set it" in caplog.text
+def test_what_another_program_has_set_since_the_kill_stays(machine, changed_setting, caplog):
+    changed_setting.change(machine)
+    assert [step.kind for step in replay(machine.journal)] == [changed_setting.kind]
+    assert getattr(machine.gpu, changed_setting.attribute) == 2
+    assert f"stays {changed_setting.changed_to}, because another program set it" in caplog.text
 
 
-def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, left_setting, monkeypatch):
+def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, changed_setting, monkeypatch):
     monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
-    assert getattr(machine.gpu, left_setting.attribute) == 3
+    assert getattr(machine.gpu, changed_setting.attribute) == 3
     assert not machine.journal.path.exists()
-    if left_setting.kind == "compute_mode":  # whose steps were once without the boot
+    if changed_setting.kind == "compute_mode":  # whose steps were once without the boot
         machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")
         replay(machine.journal)
         assert machine.gpu.compute_mode == 0
@@ -296,7 +296,7 @@ CHANGES = [
     ("timeslice", False),
 ]
 TO_CHANGE = {"timeslice": ["scenario.timeslice=long"]}
-"""What must be asked for besides, where a scenario may find that nothing is to be changed."""
+"""Overrides with which a scenario changes something for certain."""
 CHANGES_NOTHING = [
     *((scenario, False) for scenario in SCENARIOS if (scenario, False) not in CHANGES),
     ("serial", True),  # baselines of a study under MPS
@@ -329,7 +329,7 @@ class MachineOnPath(simulated.Machine):
         return dataclasses.replace(self.gpu, processes=())
 
     def changes(self) -> list[list[str]]:
-        """How nvidia-smi, dcgmi and sudo were called, as words; ids of instances as a plan shows them.
+        """Calls of nvidia-smi, dcgmi and sudo, as words; ids of instances as a plan shows them.
 
         Listing compute policies changes nothing.
         """

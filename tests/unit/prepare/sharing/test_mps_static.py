@@ -245,7 +245,7 @@ def gpu_of(mig_folder: Path):
 
 
 def join(mig_folder: Path, slot, pid: int) -> None:
-    """What a CUDA program does in its slot: it takes memory there, and becomes a client of the daemon it finds."""
+    """Act as a CUDA program in its slot: take memory there, and become a client of the daemon it finds."""
     connection = simulated_program.connect(dict(slot.environ), on_behalf_of=pid)
     assert connection is not None
     connection.close()
