@@ -107,8 +107,12 @@ class ScriptConfig(WorkloadConfig):
 
     def window_notes(self, window: Window) -> list[str]:
         """Note arguments after the two dashes that were probably meant for the study."""
-        study_words = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
-        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in study_words]
+        words = self.argument_words()
+        study_words = [word for word in words if user_command.sets(word, user_command.OF_THE_STUDY)]
+        notes = [f"{word} is passed to {self.name}; put settings of the study before --" for word in study_words]
+        scripts = [after for before, after in itertools.pairwise(words) if before == "--" and after.endswith(".py")]
+        notes += [f"-- {script} is passed to {self.name}; use mix=[...] for two scripts" for script in scripts]
+        return notes
 
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]

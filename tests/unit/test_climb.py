@@ -160,6 +160,13 @@ def test_a_full_device_is_left_to_one_job_at_a_time():
     assert len(rows) < 20
 
 
+def test_a_speed_up_above_the_number_of_jobs_is_in_doubt():
+    curves = {"naive": (1, 3.4, 3.0)}
+    climb, rows = search(curves, Machine(curves, 0, noise=0.0), minutes=0.6)
+    text = " ".join(climb.answer(rows, ["run.py"]))
+    assert "Run 2 copies side by side" in text and "Doubt: speed-up of 3.40" in text and "baseline was slow" in text
+
+
 def test_disturbed_groups_are_counted_and_lead_nothing():
     curves = {"naive": (1, 1.5, 1.9, 1.8)}
     _, rows = search(curves, Machine(curves, 0, noise=0.0))

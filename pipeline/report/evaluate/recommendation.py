@@ -179,7 +179,7 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
         rivals = [f"{_name(cell)} ({format_times(ratio)} as fast)" for ratio, cell in pairs[:_MOST_OPEN]]
         more = [f"{len(pairs) - _MOST_OPEN} more"] if len(pairs) > _MOST_OPEN else []
         yield f"Perhaps better: {', '.join([*rivals, *more])}." if rivals else "More copies were not tried."
-    if doubt := choice.marks_of_rows:
+    if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
         yield f"Doubt: {textwrap.shorten(doubt, 120)}."
 
 

@@ -70,6 +70,13 @@ def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
     ]
 
 
+def test_a_second_script_after_the_dashes_is_noted(make_plan, scripts):
+    plan = make_plan(user_command.make_overrides(["--", "train.py", "--", "eval.py", "--", "word"]))
+    assert [note for note in plan.notes if "mix" in note] == [
+        "-- eval.py is passed to train; use mix=[...] for two scripts"
+    ]
+
+
 def test_a_command_line_of_the_users_own_becomes_overrides():
     overrides = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     command = ["--", "train.py", "--lr", "1"]
