@@ -55,14 +55,18 @@ def export(store: Store, experiment: str, file: Path) -> int:
 
 
 def _list_artifacts(store: Store, groups: Sequence[GroupRecord], scratch: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the artifacts of groups and their jobs, by their names in the bundle."""
+    """Yield the artifacts of groups and their jobs, by their names in the bundle.
+
+    Files that jobs left in their output folder, such as checkpoints, belong to the user and are left out.
+    """
     for group in groups:
         places = {group.run_id: layout.ARTIFACTS} | {job.run_id: job.folder for job in group.jobs}
         for run_id, place in places.items():
             folder = run_artifacts.fetch_all(store, run_id, scratch)
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
                 name = path.relative_to(folder).as_posix()
-                if (place, name) != (layout.ARTIFACTS, layout.RECORD):
+                is_output = place != layout.ARTIFACTS and name.startswith(f"{layout.OUTPUT}/")
+                if not is_output and (place, name) != (layout.ARTIFACTS, layout.RECORD):
                     yield f"{bundle_archive.GROUPS}/{group.run_id}/{place}/{name}", path
 
 

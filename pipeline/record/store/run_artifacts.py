@@ -171,6 +171,8 @@ def _locate_run(store: Store, run_id: str) -> Path | None:
 def fetch_all(store: Store, run_id: str, scratch: Path) -> Path:
     """Return the folder with all artifacts of a run, as a copy below `scratch` if they are not files.
 
+    The copy is without the output folder of a job, which may be large.
+
     Raises:
         TrackingError: the artifacts cannot be read.
     """
@@ -181,7 +183,9 @@ def fetch_all(store: Store, run_id: str, scratch: Path) -> Path:
             return folder
         copy = scratch / run_id
         copy.mkdir()
-        store.client.download_artifacts(run_id, "", str(copy))
+        for entry in store.client.list_artifacts(run_id):
+            if entry.path != layout.OUTPUT:
+                store.client.download_artifacts(run_id, entry.path, str(copy))
     except (MlflowException, OSError) as error:
         raise TrackingError(f"could not read the artifacts of run {run_id}: {error}; try again") from error
     return copy

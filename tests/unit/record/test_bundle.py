@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -143,6 +143,17 @@ def test_a_bundle_names_no_folder_user_or_host(store: Store, tmp_path: Path) -> 
     assert not any(word in content for word in (b"alice", b"/fast", b"node-17") for content in files.values())
     job = f"groups/{results.read_stored_groups(store, 'study')[0].run_id}/jobs/0"
     assert files[f"{job}/stdout.log"].startswith(b"$FOLDER_") and b"\na==1.0\n" in files[f"{job}/environment.txt"]
+
+
+def test_outputs_of_jobs_are_not_exported(store: Store, root: Path, tmp_path: Path) -> None:
+    for log in list(root.glob("artifacts/study/**/stdout.log")):
+        (log.parent / "output").mkdir()
+        (log.parent / "output" / "checkpoint.pt").write_bytes(b"\0/home/alice")
+    bundle.export(store, "study", tmp_path / "study.tar.xz")
+    with tarfile.open(tmp_path / "study.tar.xz") as archive:
+        names = [PurePosixPath(name).name for name in archive.getnames()]
+    assert "stdout.log" in names and "checkpoint.pt" not in names
+    assert list(root.rglob("checkpoint.pt"))
 
 
 def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_database(
