@@ -64,7 +64,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     for block, by_digest in sorted(blocks.items()):
         launches = group_by_launch(list(by_digest.values()))
         if first.advise_minutes and block == 1:  # one job more after another, which need the memory of one alone
-            launches.sort(key=lambda launch: not launch[0].sequential)
+            launches.sort(key=_rank_of_search)
         elif first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(launches)  # noqa: S311  an order, not a secret
             launches = join_cases(launches)
@@ -86,6 +86,15 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         goal=make_goal(configs, numbered),
         **_identify(numbered),
     )
+
+
+def _rank_of_search(launch: Sequence[Group]) -> tuple[bool, int]:
+    """Rank the launches of a search: the job alone, then few jobs in every mode before more jobs in any.
+
+    Launches that measure several numbers of jobs stay in the order of their modes.
+    """
+    first = launch[0]
+    return not first.sequential, 0 if first.launch else len(first.jobs)
 
 
 def cut_plan(plan: Plan, is_kept: Callable[[Group], bool]) -> Plan:

@@ -305,6 +305,14 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     assert plan_text.format_plan(plan).count("\n") >= 1
 
 
+def test_a_search_takes_few_separate_jobs_in_each_mode_before_more(make_plan):
+    settings = ["window=work", "advise_minutes=3", "baseline=auto", SYNTHETIC]
+    swept = sweep(scenario=["naive", "mps"], degree=["2", "3"])
+    plan = make_plan(*[[*choices, *settings] for choices in swept], device=GPU)
+    first = [(group.scenario, len(group.jobs)) for group in plan.groups if group.block == 1]
+    assert first == [("serial", 1), ("naive", 2), ("mps", 2), ("naive", 3), ("mps", 3)]
+
+
 def test_the_text_of_a_plan_is_stable(make_plan):
     plan = make_plan(
         *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
