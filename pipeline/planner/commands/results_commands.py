@@ -328,7 +328,8 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
     predictions = predict_pairs(inputs, None if device is None else normalise_model(device), driver_branch)
     predicted = [prediction for prediction in predictions if prediction.slowdowns]
     pairing = choose_pairs(predictions) if predicted else None
-    text = [*_format_pairs(predictions), "", *_describe_pairing(pairing), *_list_notes(predictions)]
+    text = [*_format_pairs(predictions), "", *_rank_partners(predicted), *_describe_pairing(pairing)]
+    text += _list_notes(predictions)
     if study.is_simulated:
         text.append(MEASURED_SIMULATED)
     data = {
@@ -341,7 +342,7 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
 
 
 def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
-    heads = ["pair", "mode", "slowdowns", "measured", "speed-up over serial", "measured", "most on", "model", "error"]
+    heads = ["pair", "mode", "slowdowns", "measured", "speed-up over serial", "measured", "error"]
     lines = [
         [
             " + ".join(prediction.workloads),
@@ -350,8 +351,6 @@ def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
             ", ".join(map(format_estimate, prediction.measured.slowdowns if prediction.measured else ())) or MISSING,
             _format_predicted(prediction.throughput) if prediction.throughput else _UNKNOWN,
             format_estimate(pair.throughput) if (pair := prediction.measured) and pair.throughput else MISSING,
-            prediction.resource or MISSING,
-            prediction.model or MISSING,
             _format_error(prediction.error) if prediction.slowdowns else MISSING,
         ]
         for prediction in predictions
@@ -372,6 +371,26 @@ def _format_error(error: PairError | None) -> str:
     return f"median {100 * error.median:.1f} %, at most {100 * error.largest:.1f} % ({pairs})"
 
 
+def _rank_partners(predictions: Sequence[PairPrediction]) -> list[str]:
+    """Return a line for each workload with several partners: the best and the worst one, each in its better mode."""
+    speeds: dict[str, dict[str, float]] = {}
+    for prediction in predictions:
+        first, second = prediction.workloads
+        if prediction.throughput is not None:
+            for name, partner in ((first, second), (second, first)):
+                speed = max(prediction.throughput.middle, speeds.setdefault(name, {}).get(partner, 0.0))
+                speeds[name][partner] = speed
+    lines = []
+    for name, partners in sorted(speeds.items()):
+        best, worst = max(partners, key=partners.__getitem__), min(partners, key=partners.__getitem__)
+        if best != worst:
+            lines.append(
+                f"    {name}: best with {best} ({partners[best]:.2f} x serial), "
+                f"worst with {worst} ({partners[worst]:.2f} x)"
+            )
+    return ["Partners:", *lines] if lines else []
+
+
 def _describe_pairing(pairing: Pairing | None) -> list[str]:
     if pairing is None:
         return []
@@ -387,14 +406,7 @@ def _describe_pairing(pairing: Pairing | None) -> list[str]:
 
 
 def _list_notes(predictions: list[PairPrediction]) -> list[str]:
-    reasons = [f"{' + '.join(p.workloads)}, {p.mode}: {_UNKNOWN}: {p.reason}" for p in predictions if p.reason]
-    exceeded = dict.fromkeys((p.mode, *pressure) for p in predictions for pressure in p.exceeded)
-    notes = [
-        f"{name}, {mode}: presses more on {resource} than a full stressor, and counts as one; slowdowns beside it may "
-        "be higher"
-        for mode, name, resource in exceeded
-    ]
-    return [*reasons, *notes]
+    return [f"{' + '.join(p.workloads)}, {p.mode}: {_UNKNOWN}: {p.reason}" for p in predictions if p.reason]
 
 
 def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
@@ -404,9 +416,7 @@ def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
         "mode": prediction.mode,
         "slowdowns": [predicted._asdict() for predicted in prediction.slowdowns] or None,
         "throughput_over_serial": prediction.throughput and prediction.throughput._asdict(),
-        "largest_common_resource": prediction.resource or None,
-        "above_full_pressure": [{"workload": name, "resource": resource} for name, resource in prediction.exceeded],
-        "model": prediction.model,
+        "slowdowns_by_memory": list(prediction.by_memory) or None,
         "error": prediction.error and prediction.error._asdict(),
         "measured": measured
         and {

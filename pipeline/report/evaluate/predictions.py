@@ -1,28 +1,24 @@
-"""Slowdowns of pairs of workloads, predicted from their measurements beside stressors.
+"""Slowdowns of pairs of workloads under MPS, predicted from their measurements beside stressors.
 
-The model of one mode, for workload A beside workload B (docs/planner.md):
+A workload suffers as much as it is sensitive, and as its partner presses (docs/planner.md):
 
-- Sensitivity `s(A, r, d)`: slowdown of A beside the stressor of resource r at dial d. The speed of A, `1 / s`, is 1 at
-  dial 0 and linear between the dials, because a stressor works for a share d of the time.
-- Pressure `q(B, r)`: slowdown of the full stressor of r beside B. The equivalent dial of B is
-  `d(B, r) = 2 (1 - 1 / q)`, between 0 and 1. It assumes that two full stressors of a resource halve each other's speed,
-  and that the loss of one of them is proportional to the dial of the other.
-- The loss of A on r is `s(A, r, d(B, r)) - 1`. The slowdown of A is 1 plus the largest loss (maximum model), or 1 plus
-  the sum of its losses (additive model).
-- The competing model needs the full stressor only. A uses r for a time `a = s (1 - 1 / q)` per time alone, because the
-  stressor loses what A uses, and gets the share `w / (w + 1)` of r beside the stressor, with `w = a / (s - 1)`. Beside
-  B, the time a becomes `a / (1 - p w_B / (w + w_B))`, where p is the share of time in which B uses r or waits for it.
-  The largest loss counts.
+    ln slowdown(A beside B) = 2.19 s(A) p(B)
 
-The measured pairs choose the model, by the smallest median error. A measured pair is predicted by the model that all
-other pairs choose. Without other pairs it is the maximum model: a common cause, such as time slices, shows beside
-several stressors, and a sum counts it several times.
+- Sensitivity s(A): mean over the resources of ln(slowdown of A beside the full stressor).
+- Pressure p(B): mean over the resources of ln(slowdown of the full stressor beside B).
+
+The one constant was fitted on the 20 slowdowns of docs/results/sensitivity_pairs_h100.md. It was frozen on 2026-11-29,
+before workloads outside these five were measured in a study, as was a second model, of one number: a CUDA graph beside
+B takes 1.04 times as long as the full stressor of the memory takes beside B.
+
+The range of a prediction is conformal: it would have contained nine of ten measured slowdowns of pairs of other
+workloads.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +32,7 @@ from pipeline.base.domain.window import STRESSOR
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import MARGIN, Estimate
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.stressors import (
     StressorEffect,
     list_effects,
@@ -46,16 +42,17 @@ from pipeline.report.read.study_records import Row, Study
 
 FULL = 1.0
 """The dial of a stressor that never pauses."""
+RESOURCES = ("issue_fp32", "tensor_cores", "l2", "memory_bandwidth")
+"""The resources of the model. Where none of them was measured, as in a rehearsal, all that were measured count."""
+STRENGTH = 2.19
+"""The constant of the model."""
+MEMORY, MEMORY_STRENGTH = "memory_bandwidth", 1.04
+"""The resource and the constant of the second model."""
+COVERAGE = 0.9
+"""The share of slowdowns that a range is to contain."""
 _SIMULATED = "simulated_"
 PairName = tuple[str, str]
 """The names of two workloads, sorted."""
-_EVEN = 2.0  # slowdown of a full stressor beside an equal one
-_LEAST = 1e-6  # instead of zero, by which the model of competing programs would divide
-_NUM_ITERATIONS = 200
-_MEDIAN = "median"
-_ENDS = (_MEDIAN, "low", "high")
-_Losses = tuple[Mapping[str, float], Mapping[str, float]]
-"""The loss of each workload of a pair, by resource."""
 
 
 class Platform(NamedTuple):
@@ -188,31 +185,12 @@ def _find_platform(row: Row) -> Platform:
     return Platform(name_model(row.device, is_simulated=row.is_simulated), int(branch) if branch.isdecimal() else None)
 
 
-class Model(enum.StrEnum):
-    """The way in which the losses on all resources are combined; the first one is used without measured pairs."""
-
-    MAXIMUM = "maximum"
-    ADDITIVE = "additive"
-    COMPETING = "competing"
-
-    def combine(self, losses: Mapping[str, float]) -> float:
-        """Return the slowdown for the losses on all resources."""
-        return 1 + (sum(losses.values()) if self is Model.ADDITIVE else max(losses.values()))
-
-
 class Predicted(NamedTuple):
-    """A predicted figure, and its range with all inputs at the ends of their intervals; without intervals no range."""
+    """A predicted figure and its range; without enough measured pairs of other workloads there is no range."""
 
     middle: float
     low: float | None
     high: float | None
-
-
-class _Use(NamedTuple):
-    """The use of a resource by a program: its time per time alone, and its weight against a full stressor."""
-
-    busy: float
-    weight: float
 
 
 class PairError(NamedTuple):
@@ -229,9 +207,8 @@ class PairPrediction:
 
     Attributes:
         slowdowns: predicted slowdown of each workload, in the order of `workloads`; empty without a prediction.
+        by_memory: slowdown of each workload by the second model; empty without a measurement beside the memory.
         throughput: predicted throughput of both relative to serial.
-        resource: resource with the largest sum of both losses; empty if that is less than the margin.
-        exceeded: workload and resource of each pressure above that of a full stressor; such a pressure counts as full.
         error: error of the predictions of this mode; `None` if no pair was measured.
         measured: measurement of the pair on the same GPU model and driver branch; `None` without one.
         reason: reason why there is no prediction.
@@ -240,10 +217,8 @@ class PairPrediction:
     workloads: PairName
     mode: str
     slowdowns: tuple[Predicted, ...] = ()
+    by_memory: tuple[float, ...] = ()
     throughput: Predicted | None = None
-    resource: str = ""
-    exceeded: tuple[tuple[str, str], ...] = ()
-    model: Model | None = None
     error: PairError | None = None
     measured: MeasuredPair | None = None
     reason: str = ""
@@ -262,53 +237,61 @@ def _predict_mode(
     inputs: PairInputs, mode: str, gpu_model: str | None, driver_branch: int | None
 ) -> list[PairPrediction]:
     vectors = inputs.vectors[mode]
-    resources = sorted({resource for members in vectors.values() for resource in members.sensitivity})
+    all_resources = sorted({resource for members in vectors.values() for resource in members.sensitivity})
+    resources = [resource for resource in all_resources if resource in RESOURCES] or all_resources
+    pairs = list(itertools.combinations(inputs.workloads, 2))
     reasons = {
         pair: _explain_platform(pair, inputs.platforms, gpu_model, driver_branch)
         or _explain_unmeasured(pair, mode, inputs, resources)
-        for pair in itertools.combinations(inputs.workloads, 2)
+        for pair in pairs
     }
-    losses = {
-        pair: {
-            model: {end: _find_losses(model, vectors[pair[0]], vectors[pair[1]], resources, end) for end in _ENDS}
-            for model in Model
-        }
-        for pair, reason in reasons.items()
+    middles = {
+        (first, second): tuple(
+            predict_slowdown(vectors[victim], vectors[partner], resources)
+            for victim, partner in ((first, second), (second, first))
+        )
+        for (first, second), reason in reasons.items()
         if not reason
     }
     measured = {
         pair: inputs.pairs[mode, pair]
-        for pair in reasons
+        for pair in pairs
         if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms.get(pair[:1])
     }
-    errors = {
-        pair: {model: _list_errors(model, losses[pair][model], measurement.slowdowns) for model in Model}
-        for pair, measurement in measured.items()
-        if measurement.slowdowns and pair in losses
+    ratios = {
+        pair: [middle / slowdown.median for middle, slowdown in zip(middles[pair], known.slowdowns, strict=True)]
+        for pair, known in measured.items()
+        if known.slowdowns and pair in middles
     }
-    models = {pair: _choose_model([errors[other] for other in errors if other != pair]) for pair in losses}
-    error = _summarise([errors[pair][models[pair]] for pair in errors])
-    return [
-        PairPrediction(
-            workloads=pair,
-            mode=mode,
-            slowdowns=(slowdowns := _combine(models[pair], losses[pair][models[pair]])),
-            throughput=_add_speeds(slowdowns),
-            resource=_find_common(losses[pair][models[pair]]),
-            exceeded=tuple(
-                (name, resource)
-                for name in pair
-                for resource in resources
-                if models[pair] is not Model.COMPETING and vectors[name].pressure[resource].median > _EVEN
-            ),
-            model=models[pair],
-            error=error,
-            measured=measured.get(pair),
+    error = _summarise([abs(ratio - 1) for of_pair in ratios.values() for ratio in of_pair])
+    predictions = []
+    for pair in pairs:
+        measurement = measured.get(pair)
+        if pair not in middles:
+            predictions.append(PairPrediction(workloads=pair, mode=mode, reason=reasons[pair], measured=measurement))
+            continue
+        of_others = [abs(math.log(ratio)) for other in ratios if not {*other} & {*pair} for ratio in ratios[other]]
+        slowdowns = tuple(_add_range(middle, of_others) for middle in middles[pair])
+        partners = [vectors[name].pressure.get(MEMORY) for name in reversed(pair)]
+        predictions.append(
+            PairPrediction(
+                workloads=pair,
+                mode=mode,
+                slowdowns=slowdowns,
+                by_memory=tuple(MEMORY_STRENGTH * pressure.median for pressure in partners if pressure is not None),
+                throughput=_add_speeds(slowdowns),
+                error=error,
+                measured=measurement,
+            )
         )
-        if pair in losses
-        else PairPrediction(workloads=pair, mode=mode, reason=reason, measured=measured.get(pair))
-        for pair, reason in reasons.items()
-    ]
+    return predictions
+
+
+def predict_slowdown(victim: Vectors, partner: Vectors, resources: Sequence[str]) -> float:
+    """Return the slowdown of one workload beside another; both ran beside the full stressor of each resource."""
+    sensitivity = statistics.mean(math.log(victim.sensitivity[resource][FULL].median) for resource in resources)
+    pressure = statistics.mean(math.log(partner.pressure[resource].median) for resource in resources)
+    return math.exp(STRENGTH * max(0.0, sensitivity) * max(0.0, pressure))
 
 
 def _explain_platform(
@@ -348,77 +331,13 @@ def _explain_unmeasured(pair: PairName, mode: str, inputs: PairInputs, resources
     return ""
 
 
-def _find_losses(model: Model, first: Vectors, second: Vectors, resources: Sequence[str], end: str) -> _Losses | None:
-    """Return the losses with all inputs at one end of their intervals; `None` if an input has no interval."""
-    if model is Model.COMPETING:
-        return _find_competing_losses(first, second, resources, end)
-    losses: list[dict[str, float]] = []
-    for victim, other in ((first, second), (second, first)):
-        by_resource = {}
-        for resource in resources:
-            pressure = getattr(other.pressure[resource], end)
-            curve = {dial: getattr(estimate, end) for dial, estimate in victim.sensitivity[resource].items()}
-            if pressure is None or None in curve.values() or not all(slowdown > 0 for slowdown in curve.values()):
-                return None
-            by_resource[resource] = _interpolate(curve, _equate_dial(pressure)) - 1
-        losses.append(by_resource)
-    return losses[0], losses[1]
-
-
-def _find_competing_losses(first: Vectors, second: Vectors, resources: Sequence[str], end: str) -> _Losses | None:
-    losses: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    for resource in resources:
-        uses = [_find_use(member, resource, end) for member in (first, second)]
-        if uses[0] is None or uses[1] is None:
-            return None
-        losses[0][resource], losses[1][resource] = _compete(uses[0], uses[1])
-    return losses
-
-
-def _find_use(vectors: Vectors, resource: str, end: str) -> _Use | None:
-    slowdown = getattr(vectors.sensitivity[resource][FULL], end)
-    pressure = getattr(vectors.pressure[resource], end)
-    if slowdown is None or pressure is None or not (slowdown > 0 and pressure > 0):
-        return None
-    busy = min(1.0, max(_LEAST, slowdown * (1 - 1 / pressure)))
-    return _Use(busy, busy / max(_LEAST, slowdown - 1))
-
-
-def _compete(first: _Use, second: _Use) -> tuple[float, float]:
-    """Return the losses of two programs that share a resource in proportion to their weights while both need it."""
-    losses = (0.0, 0.0)
-    for _ in range(_NUM_ITERATIONS):
-        present = [(use.busy + loss) / (1 + loss) for use, loss in zip((first, second), losses, strict=True)]
-        part = second.weight / (first.weight + second.weight)
-        new = (_delay(first, present[1] * part), _delay(second, present[0] * (1 - part)))
-        losses = ((losses[0] + new[0]) / 2, (losses[1] + new[1]) / 2)
-    return losses
-
-
-def _delay(use: _Use, loss: float) -> float:
-    return use.busy * loss / max(_LEAST, 1 - loss)
-
-
-def _equate_dial(pressure: float) -> float:
-    """Return the dial at which a stressor would slow the full stressor as much as a workload does."""
-    return min(FULL, max(0.0, _EVEN * (1 - 1 / pressure))) if pressure > 0 else 0.0
-
-
-def _interpolate(curve: Mapping[float, float], dial: float) -> float:
-    import numpy as np
-
-    points = sorted({0.0: 1.0, **{point: 1 / slowdown for point, slowdown in curve.items() if point > 0}}.items())
-    dials, speeds = zip(*points, strict=True)
-    return float(1 / np.interp(dial, dials, speeds))
-
-
-def _combine(model: Model, losses: Mapping[str, _Losses | None]) -> tuple[Predicted, ...]:
-    ends = [[model.combine(by_resource) for by_resource in part] for part in losses.values() if part is not None]
-    has_range = len(ends) == len(losses)
-    return tuple(
-        Predicted(figures[0], *((min(figures), max(figures)) if has_range else (None, None)))  # the median is first
-        for figures in zip(*ends, strict=True)
-    )
+def _add_range(middle: float, errors_of_others: Sequence[float]) -> Predicted:
+    """Return a slowdown with its conformal range, from the errors (of the logarithm) of other workloads."""
+    rank = math.ceil((len(errors_of_others) + 1) * COVERAGE)
+    if rank > len(errors_of_others):
+        return Predicted(middle, None, None)
+    factor = math.exp(sorted(errors_of_others)[rank - 1])
+    return Predicted(middle, middle / factor, middle * factor)
 
 
 def _add_speeds(slowdowns: Sequence[Predicted]) -> Predicted:
@@ -433,26 +352,5 @@ def _add_speeds(slowdowns: Sequence[Predicted]) -> Predicted:
     )
 
 
-def _find_common(losses: Mapping[str, _Losses | None]) -> str:
-    medians = losses[_MEDIAN]
-    assert medians is not None
-    total = {resource: medians[0][resource] + medians[1][resource] for resource in medians[0]}
-    largest = max(total, key=total.__getitem__)
-    return largest if total[largest] > MARGIN else ""
-
-
-def _list_errors(model: Model, losses: Mapping[str, _Losses | None], measured: Sequence[Estimate]) -> list[float]:
-    pairs = zip(_combine(model, losses), measured, strict=True)
-    return [abs(predicted.middle / slowdown.median - 1) for predicted, slowdown in pairs]
-
-
-def _choose_model(errors: Sequence[Mapping[Model, Sequence[float]]]) -> Model:
-    """Choose the model with the smaller median error on pairs."""
-    if not errors:
-        return Model.MAXIMUM
-    return min(Model, key=lambda model: statistics.median(itertools.chain.from_iterable(e[model] for e in errors)))
-
-
-def _summarise(errors: Sequence[Sequence[float]]) -> PairError | None:
-    figures = list(itertools.chain.from_iterable(errors))
-    return PairError(statistics.median(figures), max(figures), len(errors)) if figures else None
+def _summarise(errors: Sequence[float]) -> PairError | None:
+    return PairError(statistics.median(errors), max(errors), len(errors) // 2) if errors else None

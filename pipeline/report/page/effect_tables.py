@@ -27,7 +27,7 @@ from pipeline.report.evaluate.quantities import (
     name_share,
 )
 from pipeline.report.evaluate.services import Fraction
-from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate, Scale
+from pipeline.report.evaluate.statistics import Estimate, Scale
 from pipeline.report.evaluate.stressors import COUNTER_OF, LEAK, StressorEffect, StressorLoad, name_leaks
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import (
@@ -385,21 +385,24 @@ class _PairLine(NamedTuple):
     workload: str
     slowdown: Estimate
     predicted: Predicted | None
+    by_memory: float | None
 
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
-    """Make a table of the measured pairs with the resource that explains most of their slowdowns."""
+    """Make a table of the measured pairs with their predicted slowdowns."""
     predictions = predict_pairs(collect_inputs(study, cells))
     lines = [
         _PairLine(prediction, *line)
         for prediction in predictions
         if prediction.measured and prediction.measured.slowdowns
-        for line in itertools.zip_longest(prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns)
+        for line in itertools.zip_longest(
+            prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, prediction.by_memory
+        )
     ]
     errors = {mode: members[0].prediction.error for mode, members in group_by(lines, _get_mode).items()}
     note = (
-        f"Resource: the one with the largest predicted loss of both workloads; none below {MARGIN_IN_WORDS}. "
-        "Predicted: from the measurements beside stressors; the pair itself is left out of the choice of the model. "
+        "Predicted: from the measurements beside stressors, with the range that would have contained nine of ten "
+        "measured slowdowns of pairs of other workloads; and from the pressure of the partner on the memory alone. "
         + " ".join(
             f"{mode}: the median error is {100 * error.median:.1f} %, the largest {100 * error.largest:.1f} %."
             for mode, error in errors.items()
@@ -412,10 +415,11 @@ def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
         Column("workload", lambda line: line.workload),
         *list_end_columns("slowdown", lambda line: line.slowdown),
         Column("predicted", lambda line: line.predicted and line.predicted.middle),
-        Column("resource", lambda line: line.prediction.resource or None),
-        Column("model", lambda line: line.prediction.model),
+        Column("predicted low", lambda line: line.predicted and line.predicted.low),
+        Column("predicted high", lambda line: line.predicted and line.predicted.high),
+        Column("predicted from the memory", lambda line: line.by_memory),
     ]
-    return make_table("pairs", "Pairs explained by stressors", columns, lines, note)
+    return make_table("pairs", "Pairs, measured and predicted", columns, lines, note)
 
 
 def _get_mode(line: _PairLine) -> Value:
