@@ -55,9 +55,11 @@ def open_named(root_or_uri: Path | str) -> Store:
     set_mlflow_defaults()
     store = open_if_there(root_or_uri)
     if store is None:
+        exists = Path(root_or_uri).exists()
+        problem = f"contains no tracking store: {DATABASE} is missing" if exists else "does not exist"
         raise ConfigError(
-            f"{root_or_uri} contains no tracking store: {DATABASE} is missing; "
-            "specify the folder of a study (its tracking.root) with --root, or a server with --uri"
+            f"{root_or_uri} {problem}; run a study first, or specify the folder of one (its tracking.root) with "
+            "--root, or a server with --uri"
         )
     return store
 

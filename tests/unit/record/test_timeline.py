@@ -170,7 +170,7 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
     with socket.create_server(("127.0.0.1", 0)) as closed:
         server = f"http://127.0.0.1:{closed.getsockname()[1]}"
     for store, words in (
-        (["--root", str(absent)], f"{absent} contains no tracking store"),
+        (["--root", str(absent)], f"{absent} does not exist; run a study first"),
         (["--uri", server], "Connection refused"),
         (["--uri", "unknown://server"], "MLflow cannot open unknown://server"),
     ):
