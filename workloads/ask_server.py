@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,21 +32,35 @@ if TYPE_CHECKING:
 _TERM_S = 10.0
 _LOOK_S = 0.05
 _LONGEST_S = 86_400.0  # timeout of one answer; the timeout of a socket is limited to 2^31 ms
-_SHOWN_BYTES = 300
+_SHOWN_CHARACTERS = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """Statuses that servers return while they load. They include 404: some servers add a path once its model is loaded."""
 
 
-def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Start the server, wait until it answers, warm it up, wait at the group's barrier, and send requests."""
+Prepare = Callable[["RunningServer"], "Sequence[bytes | None]"]
+
+
+def run(
+    args: argparse.Namespace, job: client.NullJob, first: bytes | None = None, prepare: Prepare | None = None
+) -> None:
+    """Start the server, wait until it answers, warm it up, wait at the group's barrier, and send requests.
+
+    Args:
+        args: the options of the server.
+        job: the job that records the requests.
+        first: body of the request that is repeated until the server answers, if `prepare` is given.
+        prepare: returns the bodies for a server that answers; by default, they are read from a file.
+    """
     with ExitStack() as stack:
         job.phase("build")
         port = program.find_free_port()
         server = stack.enter_context(RunningServer(args.command, port))
         job.param(**program.record_options(args))
-        bodies = read_bodies(args.requests_file)
-        job.param(distinct_requests=len(bodies))
+        bodies = [first] if prepare else read_bodies(args.requests_file)
         server.wait_until_it_answers(args.path, bodies[0], args.ready_s)
+        if prepare is not None:
+            bodies = prepare(server)
+        job.param(distinct_requests=len(bodies))
         job.phase("warmup")
         for number in range(args.warmup_requests):
             server.ask(args.path, bodies[number % len(bodies)])
@@ -127,7 +142,7 @@ class RunningServer:
             else:
                 if status == 200:
                     return
-                state = f"status {status}: {text}"
+                state = f"status {status}: {text[:_SHOWN_CHARACTERS]}"
                 if status not in _NOT_YET:
                     raise RuntimeError(f"the server refuses {path}: {state}; check path and requests_file")
             time.sleep(_LOOK_S)
@@ -136,18 +151,20 @@ class RunningServer:
             f"command listens on {PORT}, or raise ready_s"
         )
 
-    def ask(self, path: str, body: bytes | None) -> None:
-        """Send the request once; raise `RuntimeError` if the status is not 200."""
+    def ask(self, path: str, body: bytes | None) -> str:
+        """Return the answer to a request; raise `RuntimeError` if the status is not 200."""
         status, text = self._request(path, body, None)
         if status != 200:
-            raise RuntimeError(f"the server refuses {path}: status {status}: {text}; check path and requests_file")
+            shown = text[:_SHOWN_CHARACTERS]
+            raise RuntimeError(f"the server refuses {path}: status {status}: {shown}; check path and requests_file")
+        return text
 
     def _request(self, path: str, body: bytes | None, timeout_s: float | None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
         try:
             connection.request(*_describe_request(path, body))
             response = connection.getresponse()
-            return response.status, response.read()[:_SHOWN_BYTES].decode(errors="replace")
+            return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
 

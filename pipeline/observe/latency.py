@@ -56,11 +56,9 @@ def compute_figures(
         **_compute_latencies(due),
     }
     if objective is not None:
-        metrics[service_figures.GOODPUT] = (
-            int(np.count_nonzero(_compute_latency_ms(answered_requests) <= objective.latency_ms)) / seconds
-        )
+        metrics[service_figures.GOODPUT] = int(np.count_nonzero(_is_in_time(answered_requests, objective))) / seconds
         percentile = objective.percentile
-        if percentile is not None and len(due) >= min_requests(percentile):
+        if percentile is not None and objective.latency_ms is not None and len(due) >= min_requests(percentile):
             latency_ms = _compute_latency_ms(due)
             is_met = select_rank(np.sort(latency_ms), percentile) <= objective.latency_ms
             # A window that is too short shows too low a percentile, so it can only show that an objective is missed.
@@ -98,6 +96,24 @@ def _compute_latencies(requests: Requests) -> dict[str, float]:
                 "per_token", _subtract_ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1)
             )
     return metrics
+
+
+def _is_in_time(requests: Requests, objective: Objective) -> NDArray[np.bool_]:
+    """Return whether an answered request meets an objective; one without a first token meets none for tokens."""
+    import numpy as np
+
+    meets = np.ones(len(requests), bool)
+    if objective.latency_ms is not None:
+        meets &= _compute_latency_ms(requests) <= objective.latency_ms
+    has_spoken = requests["first_token_ns"] > 0
+    if objective.first_token_ms is not None:
+        meets &= has_spoken & (_subtract_ms(requests, "intended_ns", "first_token_ns") <= objective.first_token_ms)
+    if objective.per_token_ms is not None:
+        num_further = np.maximum(requests["tokens"] - 1, 1)
+        meets &= has_spoken & (
+            _subtract_ms(requests, "first_token_ns", "done_ns") / num_further <= objective.per_token_ms
+        )
+    return meets
 
 
 def describe_lateness(requests: Requests, window: Window) -> str | None:

@@ -225,10 +225,14 @@ class WorkloadConfig:
         return getattr(self, service_figures.RATE, None) is not None
 
     def latency_objective(self) -> Objective | None:
-        """Return the latency objective of a service; `None` without an objective."""
-        latency_ms = getattr(self, service_figures.OBJECTIVE, None)
-        percentile = getattr(self, service_figures.OBJECTIVE_PERCENTILE, None)
-        return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
+        """Return the objective of a service; `None` without an objective."""
+        objective = Objective(
+            latency_ms=getattr(self, service_figures.OBJECTIVE, None),
+            percentile=getattr(self, service_figures.OBJECTIVE_PERCENTILE, None),
+            first_token_ms=getattr(self, service_figures.TTFT, None),
+            per_token_ms=getattr(self, service_figures.TPOT, None),
+        )
+        return None if objective == Objective() else objective
 
     def fit_window(self, window: Window) -> Window:
         """Return a window; if it is steady, with at least the length that the job needs.

@@ -50,6 +50,8 @@ _CLOSE = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)"\s*:\s*"[^"]')
+"""The begin of a text that is not empty; servers also stream events without a text, such as the role of the speaker."""
 _REST_S = 0.01
 """Pause of a client after an unanswered request, so that a server that refuses requests is not flooded."""
 
@@ -111,12 +113,12 @@ class _Connection:
 class _ForeignConnection(_Connection):
     """A connection to any HTTP server.
 
-    The arrival of a streamed answer's first chunk is the time of its first token. The number of tokens is read from the
-    answer, in the form of OpenAI's API.
+    The time of a streamed answer's first token is the arrival of its first text in the form of OpenAI's API, or of its
+    first chunk if it has no such text. The number of tokens is read from the answer, in the same form.
     """
 
     def send(self, intended_ns: int, request: bytes) -> None:
-        self._body_at = self._first_ns = 0
+        self._body_at = self._first_ns = self._first_text_ns = 0
         self._chunks: list[bytes] = []
         super().send(intended_ns, request)
 
@@ -125,11 +127,14 @@ class _ForeignConnection(_Connection):
             return None
         if not self._first_ns and len(self.received) > self._body_at:
             self._first_ns = time.monotonic_ns()
+        if not self._first_text_ns and self._has_events and _CONTENT.search(self.received, self._body_at):
+            self._first_text_ns = time.monotonic_ns()
         if not self._is_complete(is_closed):
             return None
         is_streamed = self._has_events or len(self._chunks) > 1
         counts = _TOKENS.findall(b"".join(self._chunks) if self._is_chunked else self.received[self._body_at :])
-        return self._pack(0, self._first_ns if is_streamed else 0, int(counts[-1]) if counts else 0, 1)
+        first_ns = (self._first_text_ns or self._first_ns) if is_streamed else 0
+        return self._pack(0, first_ns, int(counts[-1]) if counts else 0, 1)
 
     def _read_head(self) -> bool:
         """Find where the answer ends; return whether its head is complete."""

@@ -244,3 +244,29 @@ class Server(Service):
             return shlex.split(self.command)
         except ValueError as error:
             raise ValueError(f"command={self.command} cannot be split ({error}); check its quotes") from error
+
+
+@dataclass(kw_only=True)
+class OpenAIServer(Server):
+    """Start a server with OpenAI's API and stream answers from it."""
+
+    script = "workloads/ask_openai.py"
+
+    path: str = option(
+        "/v1/chat/completions", help="URL path; of completions, if it does not end in `chat/completions`"
+    )
+    model: str = option(help="name of the model in the requests")
+    input_tokens: int = option(
+        256, least=1, help="tokens of each prompt, as the server counts them; not used with `requests_file`"
+    )
+    output_tokens: int = option(128, least=1, help="most tokens of each answer; not used with `requests_file`")
+    distinct_prompts: int = option(64, least=1, help="number of different prompts; a server may keep common beginnings")
+    body: dict[str, Any] = option({}, help="further fields of each request, such as `ignore_eos: true`")
+    ttft_ms: float | None = option(None, is_flag=False, help="objective of the time to the first token")
+    tpot_ms: float | None = option(None, is_flag=False, help="objective of the mean time of each further token")
+
+    def check(self, device: Device) -> None:
+        super().check(device)
+        for name in ("ttft_ms", "tpot_ms"):
+            if (target := getattr(self, name)) is not None and not target > 0:
+                raise ValueError(f"{name}={target:g} must be above 0")

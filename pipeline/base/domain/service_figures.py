@@ -21,6 +21,8 @@ MIN_EXCURSIONS = 10
 """Least number of independent excursions above an upper percentile (`pipeline/observe/latency.py`)."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
 """Params of a job: the rate of its requests, the objective's latency, and the objective's percentile."""
+TTFT, TPOT = "ttft_ms", "tpot_ms"
+"""Params of a job: its objectives for the time to the first token, and for the mean time of each further token."""
 
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
 OBJECTIVE_MET_WORST = "objective_met_worst_ratio"

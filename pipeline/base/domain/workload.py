@@ -42,10 +42,19 @@ class RateSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The latency objective of a service: the percentage of its requests that must be answered in time."""
+    """The objective of a service: a request that meets all of these counts in the goodput.
 
-    latency_ms: float
+    Attributes:
+        latency_ms: longest latency; `None` for any.
+        percentile: the percentage of the requests that must meet `latency_ms`.
+        first_token_ms: longest time to the first token.
+        per_token_ms: longest mean time of each further token.
+    """
+
+    latency_ms: float | None = None
     percentile: float | None = None
+    first_token_ms: float | None = None
+    per_token_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
