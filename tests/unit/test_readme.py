@@ -165,7 +165,7 @@ def test_the_page_of_configuration_has_every_key(compose):
     # Of each kind of workload the file that sets least.
     workloads = ["tiny", "resnet26_cifar10", "script", "infer_tiny", "infer_tiny_text", "tiny_text"]
     workloads += ["infer_resnet18", "infer_bert_base", "bert_base"]
-    workloads += ["micro", "particles", "stressor", "stressor_turns", "server", "framework"]
+    workloads += ["micro", "particles", "stressor", "stressor_turns", "server", "openai_server", "framework"]
     schemas = kinds("workload")
     assert {schemas[name] for name in workloads} == set(schemas.values())
     options |= {"workload": workloads, "gpu": ["auto"], "listeners": [f"[{','.join(kinds('listeners'))}]"]}

@@ -262,11 +262,16 @@ class OpenAIServer(Server):
     output_tokens: int = option(128, least=1, help="most tokens of each answer; not used with `requests_file`")
     distinct_prompts: int = option(64, least=1, help="number of different prompts; a server may keep common beginnings")
     body: dict[str, Any] = option({}, help="further fields of each request, such as `ignore_eos: true`")
+    memory_fraction: float = option(
+        0.9, is_flag=False, help="share of the GPU's memory for each copy, in the commands of `vllm`, `sglang`, ..."
+    )
     ttft_ms: float | None = option(None, is_flag=False, help="objective of the time to the first token")
     tpot_ms: float | None = option(None, is_flag=False, help="objective of the mean time of each further token")
 
     def check(self, device: Device) -> None:
         super().check(device)
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction={self.memory_fraction:g} must be above 0 and at most 1")
         for name in ("ttft_ms", "tpot_ms"):
             if (target := getattr(self, name)) is not None and not target > 0:
                 raise ValueError(f"{name}={target:g} must be above 0")

@@ -291,6 +291,11 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
         "workload=framework_env": built,
         "workload=infer_unet": [*built, f"workload.env_file={tmp_path}/requirements.txt"],
         "workload=server": ["workload.command='serve --port {port}'"],
+        "workload=openai_server": ["workload.command='serve --port {port}'", "workload.model=m"],
+        **{
+            f"workload={name}": ["workload.model=m"]
+            for name in ("transformers_serve", "vllm", "sglang", "llama_server", "ollama")
+        },
         "workload=script": [f"workload.script={script}"],
         "workload=bert_finetune": ["workload.weights=null"],
         "+experiment=advise": ["baseline=auto"],  # nothing rises without a baseline
