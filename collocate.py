@@ -77,7 +77,12 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
-        parser.error("advise names no job; write collocate advise -- train.py, or workload=NAME")
+        script = next((word for word in overrides if Path(word).is_file()), None)
+        parser.error(
+            f"put -- before {script}: collocate advise -- {script}"
+            if script
+            else "advise names no job; write collocate advise -- train.py, or workload=NAME"
+        )
     minutes = [] if options.minutes is None else [f"advise_minutes={options.minutes:g}"]
     return ["+experiment=advise", *overrides, *minutes, *words[end:]]
 

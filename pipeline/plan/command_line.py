@@ -33,6 +33,7 @@ from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import config_folders
 from pipeline.base.system.secrets import mask_text
 from pipeline.plan import option_loader, override_remedy, overrides
+from pipeline.plan.config_schema import Config
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -186,11 +187,23 @@ def _explain_missing_folder(folder: Path) -> str:
     return f"--config-dir {folder} does not exist; {remedy}"
 
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("mode", "modes", "sharing"), "scenario"),
+    **dict.fromkeys(("copies", "jobs"), "degree"),
+    "minutes": "advise_minutes",
+    "store": "tracking.root",
+    "tracking_uri": "tracking.uri",
+}
+"""What users call keys."""
+
+
 def explain_unknown_key(key: str, keys: Iterable[str]) -> str:
     """Explain that a key, such as `workload.batchsize`, does not exist; `keys` are the keys of its parent."""
     parent, dot, name = key.rpartition(".")
     names = sorted(set(keys) - {"hydra"})
     near = _list_near(name, names)
+    if not parent and (word := difflib.get_close_matches(name, _OTHER_WORDS, n=1, cutoff=0.8)):
+        near = [_OTHER_WORDS[word[0]]]
     remedy = f"choose one of {', '.join(names)}" if names else f"{parent} has no settings"
     is_short = parent == "workload" and near and not difflib.get_close_matches(name, near)
     flag = f" (for a script: workload.flags.{name})" if is_short else ""
@@ -348,8 +361,19 @@ def _refuse(arguments: Sequence[str], message: str) -> NoReturn:
     help_command = entry_points.spell("run", "--help")
     option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.]*))", message)
     following = re.search(rf"(?:^|\n){option[1]}[=\n]([^\n=-]+)(?:\n|$)", "\n".join(arguments)) if option else None
-    remedy = f"write {option[2]}={following[1]}, or " if option and following else ""
+    remedy = ""
+    if option and following and (key := _find_key(option[2].replace("-", "_"))):
+        remedy = f"write {key}={following[1]}, or "
     raise ConfigError(f"{message}; {remedy}see {help_command} and --hydra-help")
+
+
+def _find_key(word: str) -> str | None:
+    """Return the key that a user meant by an option: the same, another word for it, or one that is spelled alike."""
+    keys = [option.name for option in dataclasses.fields(Config)]
+    alike = difflib.get_close_matches(word, [*keys, *_OTHER_WORDS], n=1, cutoff=0.75)
+    if word.partition(".")[0] in keys:
+        return word
+    return _OTHER_WORDS.get(alike[0], alike[0]) if alike else None
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:

@@ -218,7 +218,7 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
         and f"with --experiment: '{scale.EXPERIMENT}'" in message
     )
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
-    assert f"{DATABASE} is missing" in capsys.readouterr().err
+    assert "absent does not exist; run a study first" in capsys.readouterr().err
     assert not (tmp_path / "absent").exists()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         server = f"http://127.0.0.1:{closed.getsockname()[1]}"

@@ -167,6 +167,9 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
     with pytest.raises(SystemExit):
         module._expand_advice(["--minutes", "4"])
     assert "error: advise names no job; write collocate advise -- train.py" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        module._expand_advice([__file__])
+    assert f"error: put -- before {__file__}: collocate advise -- {__file__}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         module._expand_advice(["--minutes", "soon"])
     assert (

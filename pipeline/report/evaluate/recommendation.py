@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
-from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
 from pipeline.base.system.words import group_by
@@ -38,6 +37,8 @@ _MUCH_SLOWER = (1.5, 1.25)
 _MOST_OPEN = 3
 BOUND = 0.15
 """The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
+_ENOUGH_BLOCKS = 4
+"""Blocks after which `BOUND` applies, and a simpler candidate that is slower by its median is passed over."""
 _LEVEL = 0.01
 """Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
 _WIDTH = 80
@@ -98,11 +99,14 @@ class Recommendation:
         return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
 
     def _is_passed(self, cell: Cell) -> bool:
-        return cell.sharing != SERIAL and _compare(self.choice, cell).n >= MIN_BLOCKS
+        if cell.sharing == SERIAL:
+            return False
+        ratio = _compare(cell, self.choice)
+        return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
     def _may_be_faster(self, cell: Cell) -> bool:
         ratio = _compare(cell, self.choice)
-        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= MIN_BLOCKS else TOLERANCE)
+        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
 
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:
@@ -174,13 +178,23 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
         if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
     if not is_decided:
-        pairs = [(_compare(cell, choice), cell) for cell in recommendation.open]
-        pairs.sort(key=lambda pair: -pair[0].median)
-        rivals = [f"{_name(cell)} ({format_times(ratio)} as fast)" for ratio, cell in pairs[:_MOST_OPEN]]
-        more = [f"{len(pairs) - _MOST_OPEN} more"] if len(pairs) > _MOST_OPEN else []
-        yield f"Perhaps better: {', '.join([*rivals, *more])}." if rivals else "More copies were not tried."
+        place = candidates.index(choice)
+        rivals = {"Perhaps faster": candidates[place + 1 :], "Simpler": candidates[:place]}
+        for title, cells in rivals.items():
+            yield from _list_rivals(title, choice, [cell for cell in cells if cell in recommendation.open])
+        if choice.degree == max(cell.degree for cell in candidates if cell.mode == choice.mode):
+            yield "More copies were not tried."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
         yield f"Doubt: {textwrap.shorten(doubt, 120)}."
+
+
+def _list_rivals(title: str, choice: Cell, rivals: Sequence[Cell]) -> Iterator[str]:
+    """Yield a sentence with the speed of the fastest rivals relative to the choice; none without rivals."""
+    pairs = sorted(((_compare(cell, choice), cell) for cell in rivals), key=lambda pair: -pair[0].median)
+    names = [f"{_name(cell)} ({format_times(ratio)} as fast)" for ratio, cell in pairs[:_MOST_OPEN]]
+    more = [f"{len(pairs) - _MOST_OPEN} more"] if len(pairs) > _MOST_OPEN else []
+    if names:
+        yield f"{title}: {', '.join([*names, *more])}."
 
 
 def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
@@ -201,7 +215,7 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
         return
     subject = f"A{'n' if number == 8 else ''} {_ORDINALS[number]}"
     for cell in (*recommendation.candidates, *recommendation.without_figure):
-        if (cell.mode, cell.degree) != (choice.mode, number):
+        if (cell.mode, cell.degree) != (choice.mode, number) or cell in recommendation.open:
             continue
         if cell in recommendation.without_figure:
             if not cell.is_wholly_invalid:
