@@ -194,7 +194,7 @@ _OTHER_WORDS = {
     "store": "tracking.root",
     "tracking_uri": "tracking.uri",
 }
-"""What users call keys."""
+"""Names that users give to keys."""
 
 
 def explain_unknown_key(key: str, keys: Iterable[str]) -> str:
