@@ -147,7 +147,7 @@ def _fit(
     """Return names and aligned table; shorten the names of a table that is too wide, then leave out columns."""
     left_titles = {"group", *facts, "result"}
     for names_in_table, number in [(names, 0), *((_shorten(names), number) for number in range(len(expendable) + 1))]:
-        shown = {**numbered, "group": names_in_table, **facts, **columns}
+        shown = {"group": names_in_table, **facts, **columns, **numbered}
         shown = {title: cells for title, cells in shown.items() if title not in expendable[:number]}
         lines = [list(shown), *map(list, zip(*shown.values(), strict=True))]
         text = align_table(lines, {place for place, title in enumerate(shown) if title in left_titles})

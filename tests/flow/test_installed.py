@@ -101,12 +101,12 @@ def test_a_script_has_its_own_modules_and_its_results_lie_where_the_user_is(coll
 
 def test_workloads_of_the_project_run_warm_and_on_simulated_gpus(collocate, tmp_path):
     printed = collocate("run", "gpu=cpu", "workload=tiny", "degree=2", *SHORT)
-    assert re.search(r"^ *\d+  naive-2x-tiny +ok", printed, re.MULTILINE), printed
+    assert re.search(r"^naive-2x-tiny +ok", printed, re.MULTILINE), printed
     printed = collocate(
         "run", "-m", "scenario=naive,mig", "gpu=simulated_a100_40gb", "degree=2", "baseline=never", "--", "train.py"
     )
-    assert re.search(r"^ *\d+  mig-2x-train .* ok", printed, re.MULTILINE), printed
-    assert re.search(r"^ *\d+  naive-2x-train .* ok", printed, re.MULTILINE), printed
+    assert re.search(r"^mig-2x-train .* ok", printed, re.MULTILINE), printed
+    assert re.search(r"^naive-2x-train .* ok", printed, re.MULTILINE), printed
     assert "collocate report --experiment=collocation-rehearsal" in printed
 
 

@@ -98,7 +98,7 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
     status, out, err = run(*grid, manners)
     assert status == 1
     # A busy machine may let the job stand still, which marks its row.
-    assert sorted(line.split()[2].rstrip("*") for line in out.splitlines()[1:4]) == ["failed", "ok", "oom"]
+    assert sorted(line.split()[1].rstrip("*") for line in out.splitlines()[1:4]) == ["failed", "ok", "oom"]
     status, out, err = run(*grid, manners, "resume=true")
     assert status == 1
     assert "2 of 3 groups are finished" in err
@@ -116,7 +116,7 @@ def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
     assert status == 0, err
     assert "1 of 2 groups are finished" in err
     assert client.get_run(naive.info.run_id).data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.02)
-    assert len(re.findall("^ *[0-9]+  naive-2x-toy ", out, re.MULTILINE)) == 1  # the table holds the whole study
+    assert len(re.findall("^naive-2x-toy ", out, re.MULTILINE)) == 1  # the table holds the whole study
 
 
 @pytest.mark.slow
