@@ -225,6 +225,7 @@ FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
 @pytest.mark.parametrize("kind", FILES)
 def test_a_program_gets_the_options_that_were_planned(compose, kind):
     needed = ["workload.command='serve {port}'"] if kind.endswith("Server") else []
+    needed += ["workload.model=m"] if kind.endswith("OpenAIServer") else []
     (config,) = config_reader.read(compose([f"workload={FILES[kind]}", "data.root=/data", *needed]))
     planned = config.workload.complete().program_options()
     written = [word.replace("{{port}}", "{port}") for word in groups._make_flags(planned)]  # as the launcher fills it
