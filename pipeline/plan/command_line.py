@@ -202,8 +202,8 @@ def explain_unknown_key(key: str, keys: Iterable[str]) -> str:
     parent, dot, name = key.rpartition(".")
     names = sorted(set(keys) - {"hydra"})
     near = _list_near(name, names)
-    if not parent and (word := difflib.get_close_matches(name, _OTHER_WORDS, n=1, cutoff=0.8)):
-        near = [_OTHER_WORDS[word[0]]]
+    if not parent and (meant := _find_key(name)):
+        near = [meant]
     remedy = f"choose one of {', '.join(names)}" if names else f"{parent} has no settings"
     is_short = parent == "workload" and near and not difflib.get_close_matches(name, near)
     flag = f" (for a script: workload.flags.{name})" if is_short else ""

@@ -47,11 +47,11 @@ def compute_figures(job: Notebook, tmp_path: Path, **objective: float) -> dict[s
     file = tmp_path / "requests.bin"
     records = [(i, s, b, first, done, tokens, batch) for i, s, b, done, first, tokens, batch in job.requests]
     file.write_bytes(b"".join(client.REQUEST.pack(*record) for record in records))
-    found = requests.read(file)
-    assert found is not None
-    begin_ns = int(found["intended_ns"].min())
+    stored = requests.read(file)
+    assert stored is not None
+    begin_ns = int(stored["intended_ns"].min())
     goal = Objective(**objective) if objective else None
-    return latency.compute_figures(found, (begin_ns, int(found["done_ns"].max()) + 1), objective=goal)
+    return latency.compute_figures(stored, (begin_ns, int(stored["done_ns"].max()) + 1), objective=goal)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

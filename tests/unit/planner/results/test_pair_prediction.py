@@ -137,10 +137,10 @@ def test_a_range_holds_nine_of_ten_errors_of_other_workloads() -> None:
     rows += [pair(names, (uses[names[0]], uses[names[1]])) for names in measured]
     pairs = predictions(*rows)
     for names, one in pairs.items():
-        others = [other for other in measured if not {*other} & {*names}]
+        other_pairs = [other for other in measured if not {*other} & {*names}]
         errors = sorted(
             abs(math.log(predict(uses[a], uses[b]) / slow_down(uses[a], uses[b])))
-            for other in others
+            for other in other_pairs
             for a, b in (other, other[::-1])
         )
         assert len(errors) == 12  # the range reaches the error of rank 13 x 0.9 = 11.7
