@@ -1,8 +1,9 @@
 """The groups of a study that looks for the best number of jobs (`advise_minutes`), chosen while it runs.
 
-In the first block, each sharing mode gets one more job while its speed-up rises. A later block repeats the groups that
-may still be the answer and the best one of each mode, and adds one more job where the largest number is the best. The
-study ends when the answer is decided, or when its minutes are over.
+In the first block, each sharing mode gets more jobs while its speed-up rises: one more, or above four jobs two more if
+each number needs a launch of its own. A later block repeats the groups that may still be the answer and the best one of
+each mode, and adds the untried numbers next to the best. The study ends when the answer is decided, or when its minutes
+are over.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
+_LAST_BY_ONE = 4
+"""Number of jobs up to which the first block tries each number although each needs a launch of its own."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
 _BLOCKS_WITHOUT_FIGURE = 2
@@ -65,7 +68,8 @@ class Climb:
             return [group for group in groups if group.sequential or group.key in self._chosen]
         if any(group.sequential for group in groups):
             return groups
-        return groups[-_RUNGS_OF_LAUNCH:] if self._rises(groups, rows) else []
+        is_skipped = len(launch) == 1 and len(launch[0].jobs) > _LAST_BY_ONE and len(launch[0].jobs) % 2 == 1
+        return groups[-_RUNGS_OF_LAUNCH:] if not is_skipped and self._rises(groups, rows) else []
 
     @property
     def remaining_s(self) -> float:
@@ -112,19 +116,18 @@ class Climb:
         ladder = next(members for members in self._ladders if any(member.key == groups[-1].key for member in members))
         by_key = {row.group.key: row for row in rows}
         num_jobs = len(groups[-1].jobs)
-        below = [by_key.get(member.key) for member in ladder if len(member.jobs) < num_jobs]
-        if not below or below[-1] is None:
-            return not below
-        speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below if row is not None]
+        below = [by_key[member.key] for member in ladder if len(member.jobs) < num_jobs and member.key in by_key]
+        if not below:
+            return groups[-1].key == ladder[0].key
+        speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below]
         return below[-1].result is Result.OK and speeds[-1] > max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str]) -> Iterator[str]:
-        """Yield the group with one more job in each mode whose largest number of jobs is the best."""
+        """Yield the groups with the untried numbers of jobs next to the best one of each mode."""
         for ladder in self._ladders:
             keys = [group.key for group in ladder]
-            number = max((place for place, key in enumerate(keys) if key in ran), default=-1)
-            if number >= 0 and keys[number] in best and number + 1 < len(keys):
-                yield keys[number + 1]
+            for place in (place for place, key in enumerate(keys) if key in best):
+                yield from (key for key in keys[max(0, place - 1) : place + 2] if key not in ran)
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""

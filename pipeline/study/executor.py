@@ -65,6 +65,7 @@ def _record(row: GroupResult, slots: Sequence[Slot], resources: StudyResources) 
 
 def _run(launch: Sequence[Group], resources: StudyResources) -> tuple[GroupResult, list[GroupResult], Sequence[Slot]]:
     """Run the first group of a launch; return its row, the rows of the others if it measured them, and its slots."""
+    interrupts.check()
     group = _refresh_device(launch[0], resources)
     with resources.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:

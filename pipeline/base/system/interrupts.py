@@ -145,6 +145,12 @@ def has_ended_work() -> bool:
     return _raised
 
 
+def check() -> None:
+    """Raise `Interrupted` if a signal was received, even if it was raised already: a library may have caught it."""
+    if _received is not None:
+        raise Interrupted(_received)
+
+
 def find_interruption(error: BaseException | None) -> Interrupted | None:
     """Find the interruption that caused an error: the error itself, or an interruption in its context."""
     while error is not None and not isinstance(error, Interrupted):

@@ -88,6 +88,22 @@ def ends_by(sent: str, ignored: str = "()", blocked: str = "()", wait_s: float =
     return {int(number): status for number, status in json.loads(done.stdout).items()}
 
 
+def test_a_study_whose_interruption_a_library_caught_ends_before_its_next_group():
+    code = """
+import os
+from pipeline.base.system import interrupts
+from pipeline.study import executor
+interrupts.install()
+try:
+    os.kill(os.getpid(), 2)
+except BaseException:
+    print("caught", flush=True)
+list(executor.run(["a group"], resources=None))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "caught\n", "interrupted by SIGINT\n")
+
+
 def test_every_signal_that_would_end_the_process_ends_it_in_order():
     ignored_signals = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
     faults = (
