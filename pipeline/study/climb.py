@@ -26,6 +26,8 @@ _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
 _LAST_BY_ONE = 4
 """Number of jobs up to which the first block tries each number although each needs a launch of its own."""
+_LEAST_RISE = 0.02
+"""Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
 _BLOCKS_WITHOUT_FIGURE = 2
@@ -120,7 +122,7 @@ class Climb:
         if not below:
             return groups[-1].key == ladder[0].key
         speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below]
-        return below[-1].result is Result.OK and speeds[-1] > max(speeds[:-1], default=1.0)
+        return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str]) -> Iterator[str]:
         """Yield the groups with the untried numbers of jobs next to the best one of each mode."""
