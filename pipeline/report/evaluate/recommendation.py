@@ -26,6 +26,7 @@ from pipeline.report.evaluate.statistics import (
     Estimate,
     Test,
     compare_pairs,
+    compute_half,
     format_interval,
     format_times,
 )
@@ -37,8 +38,10 @@ _MUCH_SLOWER = (1.5, 1.25)
 _MOST_OPEN = 3
 BOUND = 0.15
 """The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
-_ENOUGH_BLOCKS = 4
+_ENOUGH_BLOCKS = 3
 """Blocks after which `BOUND` applies, and a simpler candidate that is slower by its median is passed over."""
+_MIN_DEGREES = 4
+"""Degrees of freedom from which on the scatter of all candidates bounds each of them."""
 _LEVEL = 0.01
 """Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
 _WIDTH = 80
@@ -89,7 +92,8 @@ class Recommendation:
         return [max(cells, key=_speedup) for cells in modes.values()]
 
     def _is_alike(self, cell: Cell) -> bool:
-        return cell is self.fastest or _compare(self.fastest, cell).median <= 1 + TOLERANCE
+        # The mean of few blocks scatters less than their median.
+        return cell is self.fastest or math.exp(_test(self.fastest, cell).mean) <= 1 + TOLERANCE
 
     def is_slower(self, cell: Cell) -> bool:
         """Return whether a candidate is slower than the fastest, by its interval and by more than the margin."""
@@ -105,8 +109,24 @@ class Recommendation:
         return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
     def _may_be_faster(self, cell: Cell) -> bool:
-        ratio = _compare(cell, self.choice)
-        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
+        test = _test(cell, self.choice)
+        high = test.ratio.high
+        deviation, degrees = self._scatter
+        if degrees >= _MIN_DEGREES and test.ratio.n:
+            high = math.exp(test.mean + compute_half(deviation / math.sqrt(test.ratio.n), degrees))
+        return high is None or high > 1 + (BOUND if test.ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
+
+    @cached_property
+    def _scatter(self) -> tuple[float, int]:
+        """The standard deviation of the log ratios of the candidates to the choice, pooled, and its degrees of freedom.
+
+        All groups run on one machine within minutes, so few blocks of many candidates tell how much each one scatters.
+        """
+        tests = [_test(cell, self.choice) for cell in self.candidates[1:] if cell is not self.choice]
+        scattered = [(test.deviation, test.ratio.n - 1) for test in tests if test.deviation is not None]
+        degrees = sum(number for _, number in scattered)
+        squares = math.fsum(deviation**2 * number for deviation, number in scattered)
+        return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
 
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:

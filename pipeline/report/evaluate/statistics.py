@@ -145,7 +145,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE, *, is_drift
         return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
-    mean, half = statistics.fmean(used), _compute_half(_standard_error(used, is_drifting), n)
+    mean, half = statistics.fmean(used), compute_half(_standard_error(used, is_drifting), n - 1)
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
     if scale is not Scale.PLAIN:
         low = max(0.0, low)
@@ -165,7 +165,7 @@ def blocks_for_half_width(deviation: float, share: float, *, is_drifting: bool =
     `deviation` is the standard deviation of the log ratios, `share` the half-width as a share of the ratio.
     """
     numbers = range(MIN_FOR_INTERVAL, MOST_BLOCKS + 1)
-    halves = ((n, _compute_half(deviation / math.sqrt(_count_independent(n, is_drifting)), n)) for n in numbers)
+    halves = ((n, compute_half(deviation / math.sqrt(_count_independent(n, is_drifting)), n - 1)) for n in numbers)
     return next((n for n, half in halves if half <= math.log1p(share)), None)
 
 
@@ -295,9 +295,9 @@ def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | N
     return None
 
 
-def _compute_half(error: float, n: int) -> float:
-    """Return the half-width of the t interval of a mean of `n` values with a standard error."""
-    return _t(1 - (1 - CONFIDENCE) / 2, n - 1) * error
+def compute_half(error: float, degrees: int) -> float:
+    """Return the half-width of the t interval of a mean with a standard error, by the degrees of freedom."""
+    return _t(1 - (1 - CONFIDENCE) / 2, degrees) * error
 
 
 def _standard_error(values: Sequence[float], is_drifting: bool) -> float:
