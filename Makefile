@@ -49,6 +49,10 @@ docs: $(VENV)/.installed-docs
 		{ echo "docs/results/$$study.csv differs from the report; run make results" >&2; exit 1; }; done
 	$(VENV)/bin/zensical build --strict --clean
 	for study in $(STUDIES); do cp -r build/reports/$$study build/site/results || exit 1; done
+	for bundle in $(wildcard community/*/*/study.tar.xz); do \
+		$(VENV)/bin/python -m pipeline.report --no-log --root $$bundle --out build/site/$$(dirname $$bundle) --experiment \
+		$$(tar xJOf $$bundle manifest.json | $(VENV)/bin/python -c 'import json, sys; print(json.load(sys.stdin)["experiment"])') \
+		|| exit 1; done
 	$(foreach study,$(PICTURES),$(call copy_picture,$(study),build/site/results)) true
 
 build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f ! -name '*.pyc') | $(VENV)/.installed-docs
@@ -80,6 +84,11 @@ $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml
 .PHONY: claims
 claims: $(VENV)/.installed
 	$(VENV)/bin/python -m pipeline.report claims
+
+# The entries of the public table are evaluated, and its page is written (docs/community.md).
+.PHONY: community
+community: $(VENV)/.installed
+	$(VENV)/bin/python -m pipeline.report community $(ARGS)
 
 # Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
 .PHONY: attack

@@ -14,6 +14,7 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipeline.base.domain.marks import NO_MARKS, Marks, join
 from pipeline.base.domain.records import Group
@@ -262,7 +263,15 @@ def compute_host_figures(
     return metrics
 
 
-def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
+class HasMetrics(Protocol):
+    """A result or record of a job."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Its figures by name."""
+
+
+def describe_foreign_load(jobs: Sequence[HasMetrics], of_device: Mapping[str, float], own_pct: float) -> str:
     """Report that a job or co-runner waited for CPUs that other programs used; empty if none did or if unknown.
 
     Of jobs that share a process, `jobs` has one, with the figures of the process.
@@ -284,7 +293,7 @@ def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, flo
     )
 
 
-def _compute_wait_pct(job: JobResult) -> float:
+def _compute_wait_pct(job: HasMetrics) -> float:
     """Return how long a job waited for a CPU: the smaller one of its shares of runnable time and of all time."""
     wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
     return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

@@ -1,7 +1,7 @@
 """The command `python -m pipeline.report`: a page, figures and tables of the runs of an experiment.
 
-`board`, `export`, `compare` and `claims` after it are commands of their own (`board_command.py`, `bundle_command.py`,
-`comparison_command.py`, `claims_command.py`).
+`board`, `export`, `compare`, `claims`, `share` and `community` after it are commands of their own (`board_command.py`,
+`bundle_command.py`, `comparison_command.py`, ...).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import explain_read_only
-from pipeline.report import board_command, bundle_command, claims_command, comparison_command
+from pipeline.report import (
+    board_command,
+    bundle_command,
+    claims_command,
+    community_command,
+    comparison_command,
+    share_command,
+)
 from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
@@ -27,7 +34,7 @@ from pipeline.report.read.rows import add_store_arguments, named_stores
 from pipeline.report.read.selection import DEVICE, STUDY, Choice
 from pipeline.report.read.study_records import Study
 
-COMMANDS = (board_command, bundle_command, claims_command, comparison_command)
+COMMANDS = (board_command, bundle_command, claims_command, community_command, comparison_command, share_command)
 """Commands of their own, after the name of the program."""
 logger = logging.getLogger(__name__)
 
@@ -120,7 +127,8 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}. All data in one file: "
         f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Before and after an upgrade: "
         f"{entry_points.spell('report', comparison_command.COMMAND, '--help')}. Numbers of pages and their bundles: "
-        f"{entry_points.spell('report', claims_command.COMMAND, '--help')}",
+        f"{entry_points.spell('report', claims_command.COMMAND, '--help')}. A study for the public table: "
+        f"{entry_points.spell(share_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
     study_help = "only this study, by the tag collocation.study of its runs; repeat the option to add a study"

@@ -45,6 +45,7 @@ def environment(tmp_path_factory):
     (site,) = (folder / "venv/lib").glob("python*/site-packages")
     (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     (wheel,) = folder.glob("*.whl")
+    assert wheel.stat().st_size < 2_000_000
     call([*pip, f"--python={folder / 'venv'}", "install", "--no-deps", str(wheel)])
     assert {path.name.partition("-")[0] for path in site.iterdir()} == {"gpu_collocation", "libraries.pth"}
     files = [path for path in (site / "gpu_collocation").rglob("*") if not path.is_symlink()]

@@ -26,6 +26,7 @@ PROGRAMS = {
     RUN: "measure jobs side by side",
     ADVISE: "find how many copies of a job to run, and in which sharing mode",
     "report": "write a study's page, figures and tables; export it to one file",
+    "share": "turn a study into an entry of the public table",
     "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",
     "tracking": "show how far a study is; send its spool, import a study, upgrade or move its store",
@@ -34,7 +35,8 @@ PROGRAMS = {
     "schema": "print a JSON schema of experiment files, for editors",
 }
 """The programs by name, with descriptions."""
-_MODULES = {"schema": "pipeline.plan.json_schema"}  # other programs have the name of their module
+# Other programs have the name of their module.
+_MODULES = {"schema": "pipeline.plan.json_schema", "share": "pipeline.report.share_command"}
 
 
 def module_of(name: str) -> str:

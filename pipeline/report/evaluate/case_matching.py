@@ -96,9 +96,13 @@ def find_varying_params(cases: Sequence[MeasuredCase]) -> tuple[set[str], tuple[
     return words.keys() - shared, tuple(next(iter(words[key])) for key in words if key in shared)
 
 
-def match_cases(places: Sequence[tuple[int, C]]) -> list[MatchedCase[C]]:
-    """Match the cases of several studies, each with the number of its study, by their programs; sort them by label."""
-    varying, _ = find_varying_params([case for _, case in places])
+def match_cases(places: Sequence[tuple[int, C]], varying: Container[str] | None = None) -> list[MatchedCase[C]]:
+    """Match the cases of several studies, each with the number of its study, by their programs; sort them by label.
+
+    Labels show the params `varying`; by default, those that vary among these cases.
+    """
+    if varying is None:
+        varying, _ = find_varying_params([case for _, case in places])
     facts = {id(case): _facts(case) for _, case in places}
     matched = []
     for row, distinctive_keys in _rows(places, facts):
