@@ -21,7 +21,7 @@ from pipeline.report.evaluate.public_table import OVER_GRAPH, Find, PublicRow, f
 
 COMMAND = "community"
 PAGE = Path("docs/community.md")
-_BEGIN = "<!-- The table is written by `make community`. -->"
+_BEGIN, _END = "<!-- The table is written by `make community`. -->\n", "<!-- Here it ends. -->"
 _HEADS = ("workload", "mode", "copies", "over one CUDA graph", "over serial", "energy", "host", "machines")
 _FIGURES: tuple[Find, ...] = (OVER_GRAPH, attrgetter("over_serial"), attrgetter("energy"))
 
@@ -65,10 +65,11 @@ def _find_copies(entry: Entry, accepted: Sequence[Entry]) -> Iterator[str]:
 
 def _write_page(page: Path, table: str, *, is_checked: bool) -> int:
     before = page.read_text(encoding="utf-8")
-    head, begin, _ = before.partition(_BEGIN)
-    if not begin:
-        raise ConfigError(f"{page} has no line {_BEGIN}; restore the page")
-    text = f"{head}{begin}\n{table}\n"
+    head, begin, rest = before.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not end:
+        raise ConfigError(f"{page} lacks the lines {_BEGIN.strip()} and {_END}; restore the page")
+    text = f"{head}{begin}{table}\n\n{end}{tail}"
     if is_checked and text != before:
         sys.stdout.write(f"{page} is not up to date; run make community, and commit the page\n")
         return 1
@@ -83,7 +84,7 @@ def _list_lines(accepted: Sequence[Entry], rows: Sequence[PublicRow]) -> Iterato
         if device.startswith(f"{CPU}:"):
             yield "Measured on a CPU: about that machine, not about a GPU.\n"
         heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
-        yield f'<div class="public-table"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
+        yield f'<div class="public-table"><table class="public">\n<thead><tr>{heads}</tr></thead>\n<tbody>'
         yield from (_make_line(row, accepted) for row in rows if row.device == device)
         yield "</tbody>\n</table></div>"
     yield "\n## Promises of MIG\n"

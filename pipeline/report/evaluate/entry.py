@@ -59,7 +59,7 @@ class EntryFigure(MeasuredCase):
     """The figures of a case in one sharing mode.
 
     Attributes:
-        over_graph, over_serial: speed over the fastest step mode alone, if it is a CUDA graph, and over serial.
+        over_graph, over_serial: speed over the fastest step mode alone, if that is a CUDA graph; over serial.
         energy: energy over that of the same work alone, in the same step mode as the speed.
     """
 
@@ -176,8 +176,8 @@ def _list_figures(study: Study) -> Iterator[EntryFigure]:
             programs=list_programs(row.jobs),
             settings={key: value for key, value in select_settings(row).items() if key != _WINDOW},
             mode=cell.mode,
-            over_graph=speeds[BEST_SOLO] if is_over_graph else None,
-            over_serial=speeds.get(SPEEDUP),
+            over_graph=speeds[BEST_SOLO] if is_over_graph else speeds.get(SPEEDUP) if cell.uses_cuda_graphs else None,
+            over_serial=None if cell.uses_cuda_graphs else speeds.get(SPEEDUP),
             energy=speeds.get(ENERGY_VS_BEST_SOLO if is_over_graph else ENERGY_VS_ALONE),
         )
 

@@ -250,13 +250,14 @@ def test_a_wrong_entry_is_refused_and_the_page_stays(name, clone, published, cap
 def test_an_entry_becomes_rows_and_a_page_that_is_not_up_to_date_fails(clone, capsys):
     root, _, _ = clone
     page = root / "docs/community.md"
-    page.write_text(page.read_text().partition(community_command._BEGIN)[0] + community_command._BEGIN + "\n")
+    page.write_text(f"# Table\n\n{community_command._BEGIN}{community_command._END}\n\nThe rest.\n")
     assert community_command.main(["--root", str(root), "--check"]) == 1
     assert "docs/community.md is not up to date; run make community" in capsys.readouterr().out
     assert community_command.main(["--root", str(root)]) == 0
     assert community_command.main(["--root", str(root), "--check"]) == 0
     text = page.read_text()
     assert "## NVIDIA H200" in text and '<tr id="nvidia-h200-bert-base' in text and "None has been tried" in text
+    assert text.startswith("# Table\n") and text.endswith("\nThe rest.\n")
     assert 'href="community/nvidia-h200/2026-11-29-' in text
 
 
