@@ -1,5 +1,8 @@
 // Sorts and filters the public table. Without JavaScript, the table is complete and sorted by its first column.
-for (const table of document.querySelectorAll(".public-table table")) {
+// The site replaces pages without loading them, and tells that by `document$`.
+document$.subscribe(() => document.querySelectorAll(".public-table table").forEach(addControls));
+
+function addControls(table) {
   const body = table.tBodies[0];
   const filter = document.createElement("input");
   filter.type = "search";
