@@ -35,15 +35,15 @@ class EntryFile:
 
     Attributes:
         bundle: one of `BUNDLES` in the folder, or a bundle of `docs/results`.
-        torch: version of torch; empty if no job uses it.
+        driver, torch: versions; empty if no job uses a GPU, or torch.
         licence: licence of the data, one of `LICENCES`.
         contact: who can be asked; empty for nobody.
     """
 
     bundle: str
     gpu: str
-    driver: str
     licence: str
+    driver: str = ""
     torch: str = ""
     contact: str = ""
 

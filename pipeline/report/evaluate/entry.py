@@ -115,15 +115,15 @@ def evaluate(bundle: Path, experiments: Sequence[str]) -> Evaluation:
     figures = tuple(_list_figures(study))
     refusals += [] if figures else ["no valid group has a speed over its baseline"]
     first = min(study.rows, key=lambda row: row.start_ms)
-    is_gpu = first.gpu_uuid != ""
+    is_gpu = any(job.is_gpu for record in records for job in record.jobs)
     loops = [row.metrics["host_loop_ms"] for row in study.rows if "host_loop_ms" in row.metrics]
     return Evaluation(
         experiment=experiment,
-        device=first.device if is_gpu else f"{CPU}: {first.facts.get('cpu_model', 'unknown')}",
+        device=first.device if is_gpu else f"{CPU}: {first.device}",
         driver=first.facts.get("driver_version", ""),
         torch=next((job.params[_TORCH] for row in study.rows for job in row.jobs if _TORCH in job.params), ""),
         date=datetime.fromtimestamp(first.start_ms / 1000, UTC).date().isoformat(),
-        gpus=tuple(sorted({row.gpu_uuid or row.facts.get("host", "") for row in study.rows})),
+        gpus=tuple(sorted({row.gpu_uuid if is_gpu else row.facts.get("host", "") for row in study.rows})),
         start=first.start,
         num_groups=len(study.rows),
         host_loop_ms=statistics.median(loops) if loops else None,

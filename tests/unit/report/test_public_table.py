@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -375,3 +376,15 @@ def test_an_acceptance_counts_as_an_entry(tmp_path):
     file.write_bytes(b"\0" * 100)
     with pytest.raises(ConfigError, match="is not the bundle of an acceptance"):
         entry.evaluate(file, [])
+
+
+def test_an_entry_of_a_cpu_needs_no_driver_and_stands_in_a_section_of_its_own(tmp_path):
+    folder = tmp_path / "community/cpu-x"
+    folder.mkdir(parents=True)
+    entries.write_file(folder, entries.EntryFile(gpu="CPU: X", **GOOD))
+    assert "driver" not in (folder / "entry.yaml").read_text()
+    found = evaluation(0, figure(1.9, label="tiny"))
+    on_cpu, on_gpu = replace(found, device="CPU: X", driver=""), replace(found, start="1")
+    lines = list(community_command._list_lines([make_entry(on_cpu), make_entry(on_gpu)], make_rows([on_cpu, on_gpu])))
+    text = "\n".join(lines)
+    assert text.index("## NVIDIA X") < text.index("## CPU: X") < text.index("about that machine, not about a GPU")
