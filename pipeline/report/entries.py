@@ -74,7 +74,10 @@ def read(root: Path, folder: Path) -> Entry:
     if path.is_symlink() or path.stat().st_size > _MOST_YAML_BYTES:
         raise ConfigError(f"{FILE} is a link, or larger than {_MOST_YAML_BYTES} bytes")
     try:
-        file = decode(EntryFile, yaml.safe_load(path.read_text(encoding="utf-8")))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not all(isinstance(text, str) for pair in content.items() for text in pair):
+            raise ValueError("a key has no text, or a list; write one text for each key")
+        file = decode(EntryFile, content)
     except (yaml.YAMLError, JsonValueError, ValueError, RecursionError) as error:
         raise ConfigError(f"{FILE} is damaged: {' '.join(str(error).split())[:_MOST_CHARACTERS]}") from error
     is_own = _OWN.fullmatch(file.bundle) is not None

@@ -228,6 +228,10 @@ ENTRIES = {
         lambda folder, told: (folder / "entry.yaml").write_text("!!python/object/apply:os.system [exit]"),
         "entry.yaml is damaged",
     ),
+    "lists of lists of lists": (
+        lambda folder, told: (folder / "entry.yaml").write_text("gpu: &a [&b [x, x], &c [*b, *b], [*c, *c]]"),
+        "write one text for each key",
+    ),
     "a large file": (lambda folder, told: (folder / "entry.yaml").write_text("#" * 5000), "larger than 4096"),
     "another file": (add_a_file, "the folder has other files: run.py"),
     "a link": (link_elsewhere, "does not exist"),
