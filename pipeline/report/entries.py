@@ -74,10 +74,7 @@ def read(root: Path, folder: Path) -> Entry:
     if path.is_symlink() or path.stat().st_size > _MOST_YAML_BYTES:
         raise ConfigError(f"{FILE} is a link, or larger than {_MOST_YAML_BYTES} bytes")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not all(isinstance(text, str) for pair in content.items() for text in pair):
-            raise ValueError("a key has no text, or a list; write one text for each key")
-        file = decode(EntryFile, content)
+        file = _parse_file(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, JsonValueError, ValueError, RecursionError) as error:
         raise ConfigError(f"{FILE} is damaged: {' '.join(str(error).split())[:_MOST_CHARACTERS]}") from error
     is_own = _OWN.fullmatch(file.bundle) is not None
@@ -96,6 +93,13 @@ def read(root: Path, folder: Path) -> Entry:
     if folder.relative_to(root) != (expected := choose_folder(evaluation, bundle)):
         problems.append(f"the folder is not {expected}")
     return Entry(folder=folder, file=file, bundle=bundle, evaluation=evaluation, refusals=tuple(problems))
+
+
+def _parse_file(text: str) -> EntryFile:
+    content = yaml.safe_load(text)
+    if not isinstance(content, dict) or not all(isinstance(value, str) for pair in content.items() for value in pair):
+        raise ValueError("a key has no text, or a list; write one text for each key")  # as `decode` raises
+    return decode(EntryFile, content)
 
 
 def _check_file(file: EntryFile, evaluation: Evaluation) -> Iterator[str]:
