@@ -50,13 +50,16 @@ def compute_figures(
     due = requests.where(_is_inside(requests["intended_ns"], window))
     if not len(answered_requests) or not len(due) or seconds <= 0:
         return {}
+    answered = requests.where(requests.is_answered)
+    # A client of a closed loop always has a request, so that the window may cut many of them, all at once.
+    shares = _compute_shares(answered, answered["done_ns" if is_rate_given else "intended_ns"], window)
     metrics = {
-        work_units.rate_of(work_units.REQUESTS): len(answered_requests) / seconds,
+        work_units.rate_of(work_units.REQUESTS): float(shares.sum()) / seconds,
         work_units.number_of(work_units.REQUESTS): float(len(due)),
         **_compute_latencies(due),
     }
     if objective is not None:
-        metrics[service_figures.GOODPUT] = int(np.count_nonzero(_is_in_time(answered_requests, objective))) / seconds
+        metrics[service_figures.GOODPUT] = float(shares[_is_in_time(answered, objective)].sum()) / seconds
         percentile = objective.percentile
         if percentile is not None and objective.latency_ms is not None and len(due) >= min_requests(percentile):
             latency_ms = _compute_latency_ms(due)
@@ -68,9 +71,31 @@ def compute_figures(
         metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered_requests), window)
         late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
         metrics |= {"send_late_p50_ms": select_rank(late, 50), "send_late_p99_ms": select_rank(late, 99)}
-    if tokens := int(answered_requests["tokens"].sum()):
+    if tokens := _count_tokens(answered, window):
         metrics[work_units.rate_of("tokens")] = tokens / seconds
     return metrics
+
+
+def _count_tokens(answered: Requests, window: Window) -> float:
+    """Return the number of tokens in a window; those after the first one of an answer come at equal intervals."""
+    import numpy as np
+
+    first_ns = np.where(answered["first_token_ns"] > 0, answered["first_token_ns"], answered["done_ns"])
+    further = np.maximum(answered["tokens"] - 1, 0)
+    first = _is_inside(first_ns, window) & (answered["tokens"] > 0)
+    return float(np.count_nonzero(first) + (further * _compute_shares(answered, first_ns, window)).sum())
+
+
+def _compute_shares(answered: Requests, since_ns: NDArray[np.int64], window: Window) -> Values:
+    """Return the share of the time from an instant until each answer that is in a window; 0 or 1 for no time."""
+    import numpy as np
+
+    done_ns = answered["done_ns"]
+    length_ns = done_ns - since_ns
+    inside_ns = np.minimum(done_ns, window[1]) - np.maximum(since_ns, window[0])
+    parts: Values = np.clip(inside_ns, 0, None) / np.maximum(length_ns, 1)
+    shares: Values = np.where(length_ns > 0, parts, _is_inside(done_ns, window))
+    return shares
 
 
 def _compute_latencies(requests: Requests) -> dict[str, float]:

@@ -92,7 +92,7 @@ def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_o
     assert not {"latency_p95_ms", "latency_p99_ms"} & set(figures), "a percentile of 100 values is no tail"
     in_time = Objective(latency_ms=80, percentile=50)
     figures = latency.compute_figures(record_requests(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
-    assert (figures["goodput_requests_per_s"], figures["objective_met_ratio"]) == (97, 1)
+    assert (figures["goodput_requests_per_s"], figures["objective_met_ratio"]) == (99.625, 1)  # of clients that wait
 
 
 def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
@@ -136,12 +136,23 @@ def test_a_generator_that_stays_behind_is_told_from_a_service_that_does(tmp_path
     assert latency.describe_lateness(record_requests(tmp_path / "queue", queue), (S, 2 * S)) is None
 
 
+@pytest.mark.parametrize("begin_ms", [0, 700, 1300])
+def test_requests_and_tokens_that_a_window_cuts_count_in_part(tmp_path, begin_ms):
+    # Eight clients in step: answers of 1 s, of which the first of 11 tokens comes after 0.5 s.
+    begins = [at + client for at in range(S, 8 * S, S) for client in range(8)]
+    rows = [(at, at, 0, at + S, at + S // 2, 11, 1) for at in begins]
+    window = (3 * S + begin_ms * MS, 5 * S + begin_ms * MS)
+    figures = latency.compute_figures(record_requests(tmp_path, rows), window, objective=Objective(latency_ms=1000))
+    assert figures["throughput_requests_per_s"] == figures["goodput_requests_per_s"] == pytest.approx(8, rel=1e-6)
+    assert figures["throughput_tokens_per_s"] == pytest.approx(8 * 11, rel=1e-6)
+
+
 def test_tokens_have_a_first_and_a_time_each(tmp_path):
     rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
     figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S))
     assert (figures["first_token_mean_ms"], figures["first_token_p50_ms"]) == (11, 11)
     assert (figures["per_token_mean_ms"], figures["batch_mean_requests"]) == (5, 2)
-    assert figures["throughput_tokens_per_s"] == 97 * 5
+    assert figures["throughput_tokens_per_s"] == pytest.approx(99 + 4 * (97 + 0.95 + 0.45))
     # What was never answered has no first token either: it is slower than all.
     few = [*rows, *[(2 * S - 1, 2 * S - 1, 0, 0)] * 20]
     figures = latency.compute_figures(record_requests(tmp_path / "few", few), (S, 2 * S))
