@@ -9,6 +9,8 @@ STEP_TIME = "step_time_p50_ms"
 """Median time of the steps of one training job."""
 LATENCIES = (MEAN, "latency_p50_ms", "latency_p95_ms", P99, "latency_p999_ms")
 """Latencies of one job, counted from the scheduled send time of a request."""
+FIRST_TOKENS = ("first_token_mean_ms", "first_token_p95_ms", "first_token_p99_ms")
+"""Times to the first token of the answers of one job, counted in the same way."""
 GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
 """Goodput in requests/s, and its ratio to the offered load."""
 
@@ -21,6 +23,8 @@ MIN_EXCURSIONS = 10
 """Least number of independent excursions above an upper percentile (`pipeline/observe/latency.py`)."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
 """Params of a job: the rate of its requests, the objective's latency, and the objective's percentile."""
+CLIENTS, CLIENTS_OF = "outstanding", "outstanding_per"
+"""Params of a job: the number of clients, and whether they are its own or divided among the copies of a group."""
 TTFT, TPOT = "ttft_ms", "tpot_ms"
 """Params of a job: its objectives for the time to the first token, and for the mean time of each further token."""
 
@@ -51,7 +55,7 @@ def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [job[name] for job in services if name in job]
         return values if len(values) == len(services) else []
 
-    figures = {name_worst(name): max(values) for name in LATENCIES if (values := known(name))}
+    figures = {name_worst(name): max(values) for name in (*LATENCIES, *FIRST_TOKENS) if (values := known(name))}
     if goodput := known(GOODPUT):
         figures[GOODPUT_TOTAL] = sum(goodput)
     for name, worst in ((SUSTAINED, SUSTAINED_WORST), (OBJECTIVE_MET, OBJECTIVE_MET_WORST)):

@@ -34,6 +34,7 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.P99),
 )
 P95_LATENCY = service_figures.name_worst("latency_p95_ms")
+FIRST_TOKEN_MEAN, FIRST_TOKEN_P95, FIRST_TOKEN_P99 = map(service_figures.name_worst, service_figures.FIRST_TOKENS)
 LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
 STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
@@ -50,8 +51,8 @@ _PERCENTILE = re.compile(r"_p\d+_")
 
 
 def is_latency(name: str) -> bool:
-    """Return whether a quantity of a group is a latency, or a ratio of latencies."""
-    return name.startswith("latency_")
+    """Return whether a quantity of a group is a latency or a time to the first token, or a ratio of latencies."""
+    return name.startswith(("latency_", "first_token_"))
 
 
 def name_instance_metric(activity: str) -> str:
@@ -196,6 +197,9 @@ _LATENCIES = {
     P95_LATENCY: "p95 latency",
     service_figures.name_worst(service_figures.P99): "p99 latency",
     service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
+    FIRST_TOKEN_MEAN: "mean time to the first token",
+    FIRST_TOKEN_P95: "p95 of the time to the first token",
+    FIRST_TOKEN_P99: "p99 of the time to the first token",
 }
 TABLES = {
     "speed": "Speed",

@@ -24,7 +24,6 @@ from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, format_interval, format_times
 from pipeline.report.evaluate.wording import join_words
 
-_USERS = "outstanding"
 _NAMES = {1: "whole", 2: "half", 3: "third", 4: "quarter"}
 LATENCIES = {P99_SLOWDOWN: "p99", MEAN_SLOWDOWN: "mean"}
 """The latencies of services next to other jobs, the preferred one first."""
@@ -124,7 +123,7 @@ def list_fractions(cells: Sequence[Cell]) -> Iterator[Fraction]:
     """
     executed = [cell for cell in cells if not cell.is_derived and cell.finding is not Result.SKIPPED]
     alone = [cell for cell in executed if not (cell.case.is_mix or cell.co_runners or cell.num_given)]
-    for swept in sweeps.numbers(alone, 1, only=_USERS):
+    for swept in sweeps.numbers(alone, 1, only=service_figures.CLIENTS):
         shares: dict[tuple[SharingMode, str], dict[int, dict[int, Cell]]] = defaultdict(lambda: defaultdict(dict))
         for users, members in swept.cells.items():
             for cell in members:

@@ -25,7 +25,8 @@ Program = tuple[str, Mapping[str, str]]
 
 _REQUEST_PARAMS = frozenset(
     {
-        *("arrival", service_figures.RATE, "outstanding", "batch_size", "serve", "max_batch", "max_delay_ms"),
+        *("arrival", service_figures.RATE, service_figures.CLIENTS, service_figures.CLIENTS_OF),
+        *("batch_size", "serve", "max_batch", "max_delay_ms"),
         *(service_figures.OBJECTIVE, service_figures.OBJECTIVE_PERCENTILE, "step_mode", "precision", "threads"),
     }
 )

@@ -22,6 +22,9 @@ from pipeline.report.evaluate import effects, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, list_metrics
 from pipeline.report.evaluate.contrasts import contrast_cells
 from pipeline.report.evaluate.metrics import (
+    FIRST_TOKEN_MEAN,
+    FIRST_TOKEN_P95,
+    FIRST_TOKEN_P99,
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
     MEAN_LATENCY,
@@ -153,6 +156,8 @@ _BESIDE = 0.7
 """The share of the distance between two models over which the points of one model are spread."""
 _TOO_FEW = "too few requests"
 _RATE_TITLE = "arrival rate of a job (requests/s)"
+_CLIENT_TITLES = {"job": "clients of each job", "group": "clients of all jobs together"}
+"""Titles of an axis with the number of clients, by the param `outstanding_per`."""
 
 
 def sketch_parameters(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
@@ -212,12 +217,19 @@ def _list_metrics(swept: Sweep) -> list[Metric]:
 
 
 def _list_time_metrics(cells: Sequence[Cell]) -> list[str]:
-    """Return the quantities of latency: mean, p99 (and p95 if a p99 is missing) and deviation, else the step time."""
+    """Return the quantities of latency and of the first token, else the step time.
+
+    They are means, p99 (and p95 if a p99 is missing) and the deviation of the latency.
+    """
     served = [cell for cell in cells if MEAN_LATENCY in cell.figures]
     if not served:
         return [STEP_TIME]
-    tails = [P99_LATENCY] if all(P99_LATENCY in cell.figures for cell in served) else [P99_LATENCY, P95_LATENCY]
-    return [MEAN_LATENCY, *tails, LATENCY_DEVIATION]
+
+    def list_tails(p99: str, p95: str) -> list[str]:
+        return [p99] if all(p99 in cell.figures for cell in served) else [p99, p95]
+
+    first_tokens = [FIRST_TOKEN_MEAN, *list_tails(FIRST_TOKEN_P99, FIRST_TOKEN_P95)]
+    return [*first_tokens, MEAN_LATENCY, *list_tails(P99_LATENCY, P95_LATENCY), LATENCY_DEVIATION]
 
 
 def _list_lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
@@ -333,14 +345,16 @@ def _scale_latency(axes: Axes, swept: Sweep, name: str) -> None:
     axes.yaxis.set_major_formatter(PlainFormatter())
     axes.yaxis.set_minor_formatter(PlainFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
-    objectives = {
-        value
-        for params in params
-        if (value := parse_number(params.get(service_figures.OBJECTIVE, ""))) is not None
-        and _name_limited_latency(params) == name
-    }
+    objectives = {value for params in params if (value := _find_objective(params, name)) is not None}
     if len(objectives) == 1:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
+
+
+def _find_objective(params: Mapping[str, str], name: str) -> float | None:
+    """Return the objective of a latency or of the time to the first token; `None` without one."""
+    if name in (FIRST_TOKEN_MEAN, FIRST_TOKEN_P95, FIRST_TOKEN_P99):
+        return parse_number(params.get(service_figures.TTFT, ""))
+    return parse_number(params.get(service_figures.OBJECTIVE, "")) if _name_limited_latency(params) == name else None
 
 
 def _name_limited_latency(params: Mapping[str, str]) -> str:
@@ -367,6 +381,9 @@ def _label_axis(axes: Axes, swept: Sweep, name: str) -> None:
             texts = _hide_touching([math.log(x) if is_logarithmic else x for x in places], texts, axes)
         axes.set_xticks(places, texts, rotation=0 if swept.is_numeric else 30)
     title = _RATE_TITLE if swept.kind is AxisKind.RATES else swept.axis
+    if swept.axis == service_figures.CLIENTS:
+        params = itertools.chain.from_iterable(cell.case.params for cell in swept.cells[places[0]])
+        title = _CLIENT_TITLES[next(filter(None, (param.get(service_figures.CLIENTS_OF) for param in params)), "job")]
     lines = [f"{tick}: {words}" for place, tick in swept.ticks.items() if (words := _explain(swept.cells[place], name))]
     axes.set_xlabel("\n".join([title, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
 
