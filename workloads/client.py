@@ -88,6 +88,14 @@ class NullJob:
     block = 1
     arrivals = ""
     """Name of the arrival sequence of a service."""
+    copy = 0
+    """Number of the job among the copies of its program, from 0."""
+    copies = 1
+    """Number of copies of the program that run together."""
+    copies_on_device = 1
+    """Number of these copies on the same device, whose memory they share."""
+    client_cpus: tuple[int, ...] = ()
+    """CPUs on which a client of a server may run; empty: on all CPUs of the job."""
     held_ns = 0
     """Total time, in nanoseconds, for which the orchestrator has held the job (made it wait between two steps)."""
 
@@ -158,6 +166,9 @@ class Job(NullJob):
         self._address = spec["socket"]
         self.block = spec.get("block", self.block)
         self.arrivals = spec.get("arrivals", self.arrivals)
+        self.copy, self.copies = spec.get("copy", 0), spec.get("copies", 1)
+        self.copies_on_device = spec.get("copies_on_device", 1)
+        self.client_cpus = tuple(spec.get("client_cpus", ()))
         self.watches_output = bool(spec.get("watches_output"))
         # Each line is written by one unbuffered call, so the lines of a killed job are not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
+from pipeline.base.domain.records import CpuPinning, Interpreter, Job, Limits, Result, Slot
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import fill_placeholders
 from pipeline.base.system import host_info, secrets
@@ -27,7 +27,7 @@ from pipeline.base.system.words import group_by
 from pipeline.clean import processes
 from pipeline.launch import events, host_start, window_length
 from pipeline.launch.channel import PROTOCOL, Channel
-from pipeline.launch.environ import choose_ports, inherit_environ, share_cpus
+from pipeline.launch.environ import choose_ports, inherit_environ, list_client_cpus, share_cpus
 from pipeline.launch.host_start import PreparedJob
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
@@ -69,7 +69,7 @@ class JobGroup:
 
     Args:
         block: number of the block, which is passed to the jobs.
-        pin_cpus: whether each job is bound to an equal share of the CPUs.
+        pin_cpus: the CPUs to which each job is bound.
         go_on: whether jobs continue when another job fails.
     """
 
@@ -80,7 +80,7 @@ class JobGroup:
         limits: Limits,
         *,
         block: int = 1,
-        pin_cpus: bool = False,
+        pin_cpus: CpuPinning = CpuPinning.NONE,
         go_on: bool = False,
     ) -> None:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
@@ -315,7 +315,7 @@ class JobGroup:
             printed.mkdir(parents=True)
             for state in states:
                 state.host_folder = printed
-        cpus = share_cpus(members[0], len(self.states)) if self._pin_cpus else []
+        cpus = share_cpus(members[0], len(self.states), self._pin_cpus) if self._pin_cpus else []
         folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else Path.cwd()
         oom_kills, at_ns = host_info.count_oom_kills(), time.monotonic_ns()
         try:
@@ -338,6 +338,7 @@ class JobGroup:
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
         spec |= {"block": self._block, "arrivals": f"{job.workload.program_digest}-{job.arrivals}"}
         spec["watches_output"] = job.workload.rate.pattern is not None
+        spec |= {"copy": job.arrivals, **self._count_copies(start), "client_cpus": list_client_cpus(self._pin_cpus)}
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         environ = self._make_environ(state, slot, start.starter.interpreter)
         environ |= self._ports[position] | dict(slot.environ) | dict(job.workload.environ)
@@ -345,6 +346,13 @@ class JobGroup:
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
         return PreparedJob(folder=state.folder, argv=argv, environ=environ)
+
+    def _count_copies(self, start: JobStart) -> dict[str, int]:
+        """Return the number of measured jobs with this program, and of those of them on the same device."""
+        digest, device = start.job.workload.digest, start.slot.visible_devices
+        copies = [other for other in self._starts if other.job.workload.digest == digest and not other.job.is_co_runner]
+        on_device = [other for other in copies if other.slot.visible_devices == device]
+        return {"copies": len(copies) or 1, "copies_on_device": len(on_device) or 1}
 
     def _make_argv(self, job: Job, output: Path) -> list[str]:
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}

@@ -7,7 +7,7 @@ import functools
 import os
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.base.domain.layout import REHEARSAL
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.records import Resume
+from pipeline.base.domain.records import CpuPinning, Resume
 from pipeline.base.domain.samples import MIN_INTERVAL_MS
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.system import entry_points, user_command
@@ -35,6 +35,7 @@ from pipeline.plan.config_schema import (
     TrackingConfig,
 )
 
+_Word = TypeVar("_Word", CpuPinning, Resume)
 _MAX_INTERVAL_MS = 86_400_000
 _REPRODUCTIONS = "-reproductions"
 
@@ -56,9 +57,8 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             vars(settings).pop("blocks", None)  # belongs to the sweep, not to a job
             _refuse_other_kinds(settings)
             _refuse_no_workloads(settings)
-            if settings.resume.lower() not in list(Resume):
-                raise ConfigError(f"resume={settings.resume} must be one of {', '.join(Resume)}")
-            settings.resume = Resume(settings.resume.lower())
+            settings.resume = _read_word(Resume, "resume", settings.resume)
+            settings.pin_cpus = _read_word(CpuPinning, "pin_cpus", settings.pin_cpus)
             if str(settings.repeats).isdecimal():  # an interpolation is a text
                 settings.repeats = int(settings.repeats)
             settings.scenario = _node("scenario", settings.scenario, name=MISSING, sequential=False)
@@ -79,6 +79,12 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if settings.gpu.kind is GpuKind.simulated and settings.gpu.admin is not None:
             settings.gpu.admin = []  # ignore a setting for a real GPU
     return typed
+
+
+def _read_word(words: type[_Word], key: str, text: str) -> _Word:
+    if text.lower() not in list(words):
+        raise ConfigError(f"{key}={text} must be one of {', '.join(words)}")
+    return words(text.lower())
 
 
 def _refuse_no_workloads(config: Config) -> None:

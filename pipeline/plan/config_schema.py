@@ -252,7 +252,13 @@ class Config:
         least=1,
         most=100,
     )
-    pin_cpus: bool = option("give each job an equal share of the CPUs instead of all CPUs", False)
+    pin_cpus: str = option(
+        "`true`: give each job an equal share of the CPUs instead of all CPUs; `servers`: give an eighth of the cores, "
+        "at least one, to the clients of [servers](inference.md#copies-of-a-server), and each job an equal share of "
+        "the others",
+        "false",
+        values="`false`, `true`, `servers`",
+    )
     foreign_load: ForeignLoad = option(
         "mark of rows whose jobs waited for CPUs that other programs used ([method.md](method.md#foreign-load))",
         ForeignLoad.invalid,

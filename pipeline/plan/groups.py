@@ -18,6 +18,7 @@ from pipeline.base.domain import group_names, work_units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
+    CpuPinning,
     Device,
     GpuSettings,
     Group,
@@ -150,8 +151,8 @@ def _explain_separate(config: Config, workloads: Iterable[WorkloadConfig]) -> st
         return "the jobs of a mix run in no other group"
     if config.co_runners:
         return "co-runners cannot be paused"
-    if config.pin_cpus:
-        return "pin_cpus=true divides the CPUs among all launched jobs"
+    if CpuPinning(config.pin_cpus):
+        return f"pin_cpus={config.pin_cpus} divides the CPUs among all launched jobs"
     if config.profiler.name != "none":
         return f"profiler={config.profiler.name} profiles jobs from start to end"
     for workload in workloads:
@@ -340,7 +341,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
         sequential=False,
         device=device,
         listeners=tuple(_make_listener(name, listener) for name, listener in config.listeners.items()),
-        pin_cpus=config.pin_cpus,
+        pin_cpus=CpuPinning(config.pin_cpus),
         is_load_noted=config.foreign_load is ForeignLoad.note,
         digest="",
         gpu=GpuSettings(
@@ -379,7 +380,7 @@ def _escape_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_escape_values(part) for part in value]
     if isinstance(value, enum.Enum):
-        return str(value) if isinstance(value, Resume) else value.name  # a text in the schema
+        return str(value) if isinstance(value, CpuPinning | Resume) else value.name  # a text in the schema
     return user_command.escape_interpolations(value) if isinstance(value, str) else value
 
 

@@ -212,10 +212,12 @@ class WorkloadConfig:
         return {option.name for option in self.option_fields() if option.metadata.get("path") == "place"}
 
     def _value_for_job(self, option: dataclasses.Field[Any]) -> Any:
-        value, braces = getattr(self, option.name), option.metadata.get("braces")
+        value = getattr(self, option.name)
         if option.metadata.get("path") and value:
             return str(expand_path(f"workload.{option.name}", value).resolve())
-        return value.replace(braces, f"{{{braces}}}") if braces else value
+        for placeholder in option.metadata.get("braces", "").split():
+            value = value.replace(placeholder, f"{{{placeholder}}}")
+        return value
 
     def has_given_rate(self) -> bool:
         """Return whether the workload is a service with a fixed offered load.

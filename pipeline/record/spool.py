@@ -274,7 +274,7 @@ def _make_params(group: Group) -> dict[str, str]:
         **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),
-        "pin_cpus": str(group.pin_cpus).lower(),
+        "pin_cpus": str(group.pin_cpus),
         "profiler": group.profiler.name,
         **({"exclusive_process": str(group.gpu.exclusive_process).lower()} if group.device.is_gpu else {}),
         **({"job_memory_mib": str(group.gpu.job_memory_mib)} if group.device.is_simulated else {}),

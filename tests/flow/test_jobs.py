@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Interpreter, Limits, Result
+from pipeline.base.domain.records import CpuPinning, Interpreter, Limits, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.errors import LaunchError
 from pipeline.clean import processes
 from pipeline.launch import job_group
-from pipeline.launch.environ import choose_ports
+from pipeline.launch.environ import choose_ports, list_client_cpus
 from pipeline.launch.job_group import JobGroup
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import ForkServer, Starter
@@ -242,8 +243,15 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
             seen.append(cpus)
             return super().start(argv, environ, stdout, stderr, [])
 
-    assert run("well", "well", starter=Noting(PYTHON), pin_cpus=True).result is Result.OK
+    assert run("well", "well", starter=Noting(PYTHON), pin_cpus=CpuPinning.JOBS).result is Result.OK
     assert seen == [[0, 1], [2, 3]]
+
+
+def test_jobs_know_their_copies_and_the_cpus_of_clients(run, tmp_path):
+    assert run("well", "well", pin_cpus=CpuPinning.SERVERS).result is Result.OK
+    specs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("*/jobs/*/job.json"))]
+    assert [(spec["copies"], spec["copies_on_device"]) for spec in specs] == [(2, 2)] * 2
+    assert [spec["client_cpus"] for spec in specs] == [list_client_cpus(CpuPinning.SERVERS)] * 2
 
 
 BROUGHT = {

@@ -13,7 +13,7 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Result
+from pipeline.base.domain.records import CpuPinning, GpuSettings, Group, Job, Limits, Result
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
@@ -79,7 +79,7 @@ def group(
         "sequential": sequential,
         "device": GPU,
         "listeners": (),
-        "pin_cpus": False,
+        "pin_cpus": CpuPinning.NONE,
         "digest": f"{block}-{sequential}-{names}-{kind}",
         "key": f"{sequential}-{names}-{kind}",
         "gpu": gpu_settings(),

@@ -57,6 +57,17 @@ class Required(enum.StrEnum):
     IF_GPU = "if_gpu"
 
 
+class CpuPinning(enum.StrEnum):
+    """The CPUs of each job: all, an equal share, or an equal share of those that the clients of servers do not get."""
+
+    NONE = "false"
+    JOBS = "true"
+    SERVERS = "servers"
+
+    def __bool__(self) -> bool:
+        return self is not CpuPinning.NONE
+
+
 class Resume(enum.StrEnum):
     """The stored results that a study reuses: none, all, or also results with other packages."""
 
@@ -366,7 +377,7 @@ class Group:
     sequential: bool
     device: Device
     listeners: tuple[ListenerSpec, ...]
-    pin_cpus: bool
+    pin_cpus: CpuPinning
     digest: str
     gpu: GpuSettings
     config_text: Callable[[], str] = field(compare=False)
@@ -437,7 +448,7 @@ class Group:
             DEVICE: f"simulated {self.device.name}" if simulated else self.device.name,
             "window": self.window.text,
             "seed": str(self.seed),
-            "pinned CPUs": str(self.pin_cpus).lower(),
+            "pinned CPUs": str(self.pin_cpus),
             OTHER_GPUS: str(self.gpu.num_other_gpus or ""),
             CO_RUNNERS: self._co_runner_text,
             # On a simulated GPU, the declared memory decides which groups run out of memory.

@@ -57,7 +57,10 @@ def refuse_own_processes(group: Group) -> None:
                 f"scenario={group.scenario}: workload {job.workload.name} cannot share a process, because "
                 f"{reason}{use} scenario=mps or naive"
             )
-    settings = {f"profiler={group.profiler.name}": not group.profiler.is_none, "pin_cpus=true": group.pin_cpus}
+    settings = {
+        f"profiler={group.profiler.name}": not group.profiler.is_none,
+        f"pin_cpus={group.pin_cpus}": bool(group.pin_cpus),
+    }
     for setting in (setting for setting, is_set in settings.items() if is_set):
         raise ConfigError(
             f"scenario={group.scenario}: {setting} applies to the process of a job, but all jobs share one; remove "

@@ -162,6 +162,7 @@ def test_the_digest_ignores_where_data_lies(make_plan, tmp_path):
         "window=work",
         "scenario=serial",
         "pin_cpus=true",
+        "pin_cpus=servers",
     ],
 )
 def test_the_digest_covers_what_is_measured(make_plan, override):

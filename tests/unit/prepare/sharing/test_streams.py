@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Device, DeviceFacts, Group, HostProgram, Job, ProfilerSpec
+from pipeline.base.domain.records import CpuPinning, Device, DeviceFacts, Group, HostProgram, Job, ProfilerSpec
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
@@ -139,7 +139,7 @@ STEPS = (("step_mode", "eager"),)
             "because it is slow; use another, or scenario=mps or naive",
         ),
         ([{}] * (MOST_TENANTS + 1), {}, f"hosts at most {MOST_TENANTS} jobs, not {MOST_TENANTS + 1}"),
-        ([{}, {}], {"pin_cpus": True}, "remove pin_cpus=true"),
+        ([{}, {}], {"pin_cpus": CpuPinning.JOBS}, "remove pin_cpus=true"),
         ([{}, {}], {"profiler": ProfilerSpec(name="nsys")}, "remove profiler=nsys"),
         (
             [{}, {}],
