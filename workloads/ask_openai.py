@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import ask_server, client, program
-from workloads.serving.options import OpenAIServer
+from workloads.serving.options import MEMORY_FRACTION, OpenAIServer
 
 if TYPE_CHECKING:
     from workloads.ask_server import RunningServer
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Start the server, fit the prompts to its tokens, and send requests."""
+    args.command = args.command.replace(MEMORY_FRACTION, f"{divide_memory(args.memory_fraction, job):g}")
     if args.requests_file is not None:
         ask_server.run(args, job)
         return
@@ -42,6 +44,11 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         return [make_body(args, prompt) for prompt in write_prompts(num_words, args.distinct_prompts, args.seed)]
 
     ask_server.run(args, job, make_body(args, _WORDS[0], output_tokens=1), prepare)
+
+
+def divide_memory(fraction: float, job: client.NullJob) -> float:
+    """Return the share of one of the copies on a device, rounded down, so that the shares fit."""
+    return math.floor(1000 * fraction / job.copies_on_device) / 1000
 
 
 def fit_prompts(args: argparse.Namespace, server: RunningServer) -> tuple[int, int | None]:

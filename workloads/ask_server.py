@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import os
 import shlex
 import subprocess
 import sys
@@ -55,6 +56,9 @@ def run(
         job.phase("build")
         port = program.find_free_port()
         server = stack.enter_context(RunningServer(args.command, port))
+        if job.client_cpus:  # the server keeps those with which it was started
+            os.sched_setaffinity(0, job.client_cpus)
+            job.param(client_cpus=",".join(map(str, job.client_cpus)))
         job.param(**program.record_options(args))
         bodies = [first] if prepare else read_bodies(args.requests_file)
         server.wait_until_it_answers(args.path, bodies[0], args.ready_s)
@@ -72,6 +76,7 @@ def run(
                 [add_head(args.path, body, port) for body in bodies],
                 arrival_process(args, job),
                 epoch_requests=args.requests if args.epochs else 0,
+                drain_s=args.drain_s,
             )
         )
         job.ready()
@@ -95,8 +100,10 @@ class RunningServer:
         self._port = port
 
     def __enter__(self) -> RunningServer:
+        # Programs of the job's environment come first, such as `vllm`; the environment may not be activated.
+        path = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH"))))
         try:
-            self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL, env=os.environ | {"PATH": path})
         except OSError as error:
             raise RuntimeError(
                 f"the server cannot be started: {error.strerror}; check the command: {shlex.join(self._words)}"

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            max_issued=_limit_ahead(args, device),
+            max_issued=_limit_ahead(args, process.outstanding, device),
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
             inference.wait(inference.issue([Request(0, 0)] * size))
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         program.report_memory(job, device)
 
 
-def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
+def _limit_ahead(args: argparse.Namespace, num_clients: int, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
     In a closed loop, the result is the number of clients. The exceptions, for which the result is 1, are: a given rate,
@@ -82,7 +82,7 @@ def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     tokens; and HTTP, because a batch is written to memory that the previous batch may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
-    return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
+    return num_clients if runs_ahead and device.type == "cuda" else 1
 
 
 def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: BatchServer) -> None:

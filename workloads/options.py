@@ -49,7 +49,7 @@ def option(
         least: smallest allowed value.
         choices: allowed values of an option whose type is not an enumeration.
         path: `PLACE` or `CONTENT` if the option is a file or folder; the program gets an absolute path.
-        braces: a placeholder that the program replaces itself, such as `{port}`.
+        braces: placeholders that the program replaces itself, such as `{port}`, separated by blanks.
         is_flag: whether the option is a flag of the program; false if only the study uses the option.
     """
     metadata = {

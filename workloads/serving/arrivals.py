@@ -47,8 +47,25 @@ def arrival_process(args: argparse.Namespace, job: client.NullJob) -> ArrivalPro
         rate_per_s=args.rate_per_s or 0.0,
         seed=derive_seed(args.seed, job),
         count=args.requests * args.epochs,
-        outstanding=args.outstanding,
+        outstanding=count_clients(args, job),
     )
+
+
+def count_clients(args: argparse.Namespace, job: client.NullJob) -> int:
+    """Return the number of clients of a job; copies divide those of a group, and the first ones get the remainder.
+
+    Raises:
+        ValueError: there are fewer clients than copies.
+    """
+    total = int(args.outstanding)
+    if args.outstanding_per == "job":
+        return total
+    if total < job.copies:
+        raise ValueError(
+            f"outstanding={total} clients cannot be divided among {job.copies} copies; raise outstanding, or set "
+            "outstanding_per=job"
+        )
+    return total // job.copies + (job.copy < total % job.copies)
 
 
 class Request(NamedTuple):

@@ -6,8 +6,9 @@ import enum
 import math
 import re
 import shlex
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ from workloads.text.options import TINY_BERT, TextModel, count_positions
 Library = enum.Enum("Library", "timm transformers diffusers", start=0)
 Arrival = enum.Enum("Arrival", "closed poisson constant", start=0)
 Serve = enum.Enum("Serve", "in_process http", start=0)
+ClientsOf = enum.Enum("ClientsOf", "job group", start=0)
 ImageSource = enum.Enum("ImageSource", "synthetic digits", start=0)
 
 PORT = "{port}"
 """Placeholder in a server's command for the port on which it must listen."""
-_MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits for a rehearsal
+MEMORY_FRACTION = "{memory_fraction}"
+"""Placeholder in a server's command for its share of the device's memory."""
+REHEARSAL_SERVER = Path(__file__).with_name("rehearsal_server.py")
+_MOST_IN_A_BATCH, _MOST_TOKENS, _MOST_ANSWER_TOKENS, _REQUESTS = 64, 64, 8, 200  # limits for a rehearsal
 
 
 @dataclass(kw_only=True)
@@ -39,6 +44,9 @@ class Service:
         None, help="offered load of each job in requests/s; required unless `arrival=closed`"
     )
     outstanding: int = option(1, least=1, help="number of clients with `arrival=closed`")
+    outstanding_per: ClientsOf = option(
+        ClientsOf.job, help="whether each job has `outstanding` clients, or the copies of a group divide them"
+    )
     requests: int = option(1000, least=1, help="requests per epoch with `window=work`")
     objective_ms: float | None = option(None, is_flag=False, help="latency objective, which defines the goodput")
     objective_percentile: float | None = option(
@@ -62,6 +70,8 @@ class Service:
             raise ValueError(
                 f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; remove outstanding"
             )
+        elif self.outstanding_per is not ClientsOf.job:
+            raise ValueError("outstanding_per=group divides the clients of arrival=closed; remove outstanding_per")
         if self.objective_ms is not None and not self.objective_ms > 0:
             raise ValueError(f"objective_ms={self.objective_ms:g} must be above 0")
         if self.objective_percentile is not None and self.objective_ms is None:
@@ -156,7 +166,7 @@ class Infer(Service):
 
 
 # Options that do not change in a rehearsal of a service.
-_KEPT = ("arrival", "rate_per_s", "outstanding", "max_batch", "max_delay_ms", "objective_ms")
+_KEPT = ("arrival", "rate_per_s", "outstanding", "outstanding_per", "max_batch", "max_delay_ms", "objective_ms")
 
 
 @dataclass(kw_only=True)
@@ -202,7 +212,9 @@ class Server(Service):
 
     script = "workloads/ask_server.py"
 
-    command: str = option(braces=PORT, help="command that starts the server; `{port}` is the port to listen on")
+    command: str = option(
+        braces=f"{PORT} {MEMORY_FRACTION}", help="command that starts the server; `{port}` is the port to listen on"
+    )
     path: str = option("/", help="URL path of the requests")
     requests_file: str | None = option(
         None, path=PLACE, help="file with one JSON body per line; without it, requests are `GET`"
@@ -210,6 +222,9 @@ class Server(Service):
     ready_s: float = option(
         600.0,
         help="seconds until the server must answer; `limits.ready_s` applies as well",
+    )
+    drain_s: float = option(
+        2.0, help="seconds after the window until the last answer; longer than an answer, and below `limits.stop_s`"
     )
 
     def input_files(self) -> Mapping[str, str]:
@@ -229,6 +244,8 @@ class Server(Service):
             raise ValueError(f"path={self.path} must begin with / and contain no blanks")
         if not self.ready_s > 0:
             raise ValueError(f"ready_s={self.ready_s:g} must be above 0")
+        if not 0 <= self.drain_s < math.inf:
+            raise ValueError(f"drain_s={self.drain_s:g} must be finite and not negative")
 
     def check_data(self) -> None:
         if self.requests_file is None:
@@ -255,6 +272,7 @@ class OpenAIServer(Server):
     path: str = option(
         "/v1/chat/completions", help="URL path; of completions, if it does not end in `chat/completions`"
     )
+    drain_s: float = option(60.0, help="seconds after the window until the last answer, as for `server`")
     model: str = option(help="name of the model in the requests")
     input_tokens: int = option(
         256, least=1, help="tokens of each prompt, as the server counts them; not used with `requests_file`"
@@ -263,10 +281,23 @@ class OpenAIServer(Server):
     distinct_prompts: int = option(64, least=1, help="number of different prompts; a server may keep common beginnings")
     body: dict[str, Any] = option({}, help="further fields of each request, such as `ignore_eos: true`")
     memory_fraction: float = option(
-        0.9, is_flag=False, help="share of the GPU's memory for each copy, in the commands of `vllm`, `sglang`, ..."
+        0.9, help="share of the device's memory for all copies on it; `{memory_fraction}` in the command is that of one"
     )
     ttft_ms: float | None = option(None, is_flag=False, help="objective of the time to the first token")
     tpot_ms: float | None = option(None, is_flag=False, help="objective of the mean time of each further token")
+
+    def small(self) -> OpenAIServer:
+        """Return options for a rehearsal: a server without a model, few requests and short texts."""
+        return replace(
+            self,
+            command=f"{shlex.quote(sys.executable)} {shlex.quote(str(REHEARSAL_SERVER))} {PORT} 20 2",
+            requests_file=None,
+            requests=_REQUESTS,
+            warmup_requests=2,
+            objective_percentile=None,
+            input_tokens=min(self.input_tokens, _MOST_TOKENS),
+            output_tokens=min(self.output_tokens, _MOST_ANSWER_TOKENS),
+        )
 
     def check(self, device: Device) -> None:
         super().check(device)

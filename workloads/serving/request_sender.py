@@ -32,6 +32,7 @@ class Sender:
         requests: requests with their HTTP heads.
         process: arrival process.
         epoch_requests: requests per epoch; 0 if the job reports no epochs.
+        drain_s: seconds after `stop` in which requests may be answered.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class Sender:
         requests: Sequence[bytes],
         process: ArrivalProcess,
         epoch_requests: int = 0,
+        drain_s: float = DRAIN_S,
     ) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each waiting request has a connection
         self._epoch_requests, self._epoch_began_ns = epoch_requests, 0
         self._job, self._count, self.num_over, self.num_failed = job, process.count, 0, 0
         arrivals = (process.kind, repr(process.rate_per_s), process.seed, process.count, process.outstanding)
-        argv = list(map(str, (server, port, *arrivals, DRAIN_S)))
+        argv = list(map(str, (server, port, *arrivals, drain_s)))
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(_CLIENT), *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -77,7 +79,7 @@ class Sender:
         self._input.flush()
 
     def stop(self) -> None:
-        """Stop new requests; requests that are not answered within `DRAIN_S` are recorded as not answered."""
+        """Stop new requests; requests that are not answered within `drain_s` are recorded as not answered."""
         with contextlib.suppress(BrokenPipeError):  # the process has already ended
             self._input.close()
 

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.workload import Objective
-from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch import requests
 from pipeline.observe import latency
 from tests.unit.workloads.test_serving import ServerNotebook
 from workloads import ask_openai, client, program
-from workloads.serving.options import OpenAIServer
+from workloads.serving.options import REHEARSAL_SERVER, OpenAIServer
 
-pytestmark = pytest.mark.covers("workloads/ask_openai.py", "workloads/serving/http_client.py")
+pytestmark = pytest.mark.covers("workloads/ask_openai.py", "workloads/serving")
 FIRST_MS, FURTHER_MS, TOKENS = 50.0, 10.0, 11
 LATENCY_MS = FIRST_MS + FURTHER_MS * (TOKENS - 1)
-SERVER = f"{sys.executable} {PROJECT_DIR / 'tests/toys/openai_server.py'} {{port}} {FIRST_MS:g} {FURTHER_MS:g}"
+SERVER = f"{sys.executable} {REHEARSAL_SERVER} {{port}} {FIRST_MS:g} {FURTHER_MS:g}"
 
 
 class Notebook(ServerNotebook):
@@ -34,8 +33,8 @@ class Notebook(ServerNotebook):
         self.params |= params
 
 
-def ask(*argv: str, model: str = "m", num_requests: int = 8) -> Notebook:
-    job = Notebook()
+def ask(*argv: str, model: str = "m", num_requests: int = 8, **how: Any) -> Notebook:
+    job = Notebook(**how)
     settings = ["--command", SERVER, "--model", model, "--output-tokens", str(TOKENS), "--warmup-requests", "1"]
     length = ["--input-tokens", "107", "--distinct-prompts", "3", "--requests", str(num_requests)]
     ask_openai.run(program.parse(OpenAIServer, [*settings, *length, *argv]), job)
@@ -101,6 +100,35 @@ def test_refused_requests_are_an_error_with_their_number() -> None:
 def test_a_stream_without_a_word_has_the_time_of_its_first_event(tmp_path: Path) -> None:
     figures = compute_figures(ask(model="mute"), tmp_path)
     assert figures["first_token_p50_ms"] < FIRST_MS
+
+
+def test_a_server_that_is_slow_to_start_is_waited_for(tmp_path: Path) -> None:
+    figures = compute_figures(ask(model="slow-start"), tmp_path)
+    assert figures["first_token_p50_ms"] == pytest.approx(FIRST_MS, abs=4)
+
+
+def test_a_server_that_dies_ends_the_job_with_its_status() -> None:
+    with pytest.raises(RuntimeError, match="the server ended with status 3: "):
+        ask(model="dying")
+
+
+def test_requests_that_hang_are_recorded_as_not_answered() -> None:
+    job = ask("--epochs", "0", "--drain-s", "0.1", model="hanging", may_stop=lambda job: len(job.requests) >= 2)
+    assert [done_ns > 0 for _, _, _, done_ns, *_ in job.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize(("num_copies", "share"), [(1, "0.8"), (3, "0.266")])
+def test_copies_on_a_device_divide_its_memory(monkeypatch: pytest.MonkeyPatch, num_copies: int, share: str) -> None:
+    monkeypatch.setattr(Notebook, "copies_on_device", num_copies)
+    command = f"{SERVER.removesuffix(' 10')} {{memory_fraction}}"
+    assert ask("--command", command, "--memory-fraction", "0.8").params["command"] == command.replace(
+        "{memory_fraction}", share
+    )
+
+
+def test_a_rehearsal_starts_a_server_without_a_model() -> None:
+    server = OpenAIServer(command="vllm serve m --port {port}", model="m", output_tokens=128, ttft_ms=450.0).small()
+    assert str(REHEARSAL_SERVER) in server.command and (server.output_tokens, server.ttft_ms) == (8, 450.0)
 
 
 def test_requests_of_a_file_are_sent_as_they_are(tmp_path: Path) -> None:

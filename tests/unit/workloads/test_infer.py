@@ -118,8 +118,8 @@ def test_a_decoder_has_a_first_token_and_others(monkeypatch):
 )
 def test_only_what_several_clients_asked_is_issued_before_the_answer_before_is_there(flags, ahead):
     args = program.parse(Infer, [*NETWORK[:2], *flags])
-    assert infer._limit_ahead(args, torch.device("cuda", 0)) == ahead
-    assert infer._limit_ahead(args, torch.device("cpu")) == 1
+    assert infer._limit_ahead(args, args.outstanding, torch.device("cuda", 0)) == ahead
+    assert infer._limit_ahead(args, args.outstanding, torch.device("cpu")) == 1
 
 
 def test_equal_jobs_say_the_same():

@@ -22,8 +22,15 @@ from tests.support.waiting import wait_until
 from workloads import ask_server, client, program
 from workloads.client import NullJob
 from workloads.serving import batch_server as serving
-from workloads.serving import request_sender
-from workloads.serving.arrivals import Answer, ArrivalProcess, ClosedLoop, OpenLoop, Request, derive_seed
+from workloads.serving.arrivals import (
+    Answer,
+    ArrivalProcess,
+    ClosedLoop,
+    OpenLoop,
+    Request,
+    arrival_process,
+    derive_seed,
+)
 from workloads.serving.batch_server import Batching, BatchServer
 from workloads.serving.generator import arrival_times
 from workloads.serving.http_client import _REST_S, Client
@@ -399,6 +406,31 @@ def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_
     assert sorted(tokens for *_, tokens, _ in job.requests) == [3] * 5 + [5] * 5
 
 
+@pytest.mark.parametrize(("per", "expected"), [("job", [8, 8, 8]), ("group", [3, 3, 2])])
+def test_copies_divide_the_clients_of_a_group(per, expected):
+    args = program.parse(Server, ["--command", SERVER, "--outstanding", "8", "--outstanding-per", per])
+    jobs = [NullJob() for _ in expected]
+    for number, job in enumerate(jobs):
+        job.copy, job.copies = number, len(jobs)
+    assert [arrival_process(args, job).outstanding for job in jobs] == expected
+
+
+def test_fewer_clients_than_copies_are_refused():
+    args = program.parse(Server, ["--command", SERVER, "--outstanding-per", "group"])
+    job = NullJob()
+    job.copies = 2
+    with pytest.raises(ValueError, match="outstanding=1 clients cannot be divided among 2 copies; raise outstanding"):
+        arrival_process(args, job)
+
+
+def test_clients_leave_the_cpus_of_the_server(ask, monkeypatch):
+    moved = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: moved.append((pid, cpus)))
+    monkeypatch.setattr(ServerNotebook, "client_cpus", (0, 8))
+    ask("--path", "/whole", "--requests", "2")
+    assert moved == [(0, (0, 8))]
+
+
 def test_a_server_is_asked_once_it_is_ready_and_until_the_stop(ask):
     job = ask("--path", "/whole", "--epochs", "0", server=f"{SERVER} 0.5", may_stop=lambda job: len(job.requests) > 2)
     assert len([done_ns for _, _, _, done_ns, *_ in job.requests if done_ns > 0]) > 2
@@ -406,13 +438,12 @@ def test_a_server_is_asked_once_it_is_ready_and_until_the_stop(ask):
 
 @pytest.mark.parametrize(("path", "server"), [("/slow", SERVER), ("/late", f"sh -c 'trap \"\" TERM; exec {SERVER}'")])
 def test_what_is_not_answered_a_while_after_the_stop_is_recorded_so(ask, monkeypatch, tmp_path, path, server):
-    monkeypatch.setattr(request_sender, "DRAIN_S", 0.1)
     monkeypatch.setattr(ask_server, "_TERM_S", 1.0)
     monkeypatch.setattr(ask_server.RunningServer, "ask", lambda *_: None)
     monkeypatch.setattr(ask_server.RunningServer, "wait_until_it_answers", _wait_until_it_listens)
     note = tmp_path / "note"
     both = {"may_stop": lambda _: note.exists() and note.read_text() == "xx"}
-    job = ask("--path", path, "--epochs", "0", "--outstanding", "2", server=server, **both)
+    job = ask("--path", path, "--epochs", "0", "--outstanding", "2", "--drain-s", "0.1", server=server, **both)
     assert [(begun_ns, done_ns) for _, _, begun_ns, done_ns, *_ in job.requests] == [(0, 0)] * 2
 
 
@@ -470,6 +501,10 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
         (["--command", "vllm serve"], "does not contain {port}, the port"),
         (["--command", "sh -c 'serve {port}"], "cannot be split (No closing quotation)"),
         (["--command", "serve {port}", "--arrival", "poisson"], "needs a finite rate_per_s above 0; set"),
+        (
+            ["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "9", "--outstanding-per", "group"],
+            "outstanding_per=group divides the clients of arrival=closed; remove",
+        ),
         (
             ["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"],
             "needs a finite rate_per_s above 0, not 0; set",
