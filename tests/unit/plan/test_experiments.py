@@ -15,7 +15,7 @@ from pipeline.plan import config_reader
 from pipeline.plan.config_reader import name_company, name_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.config_schema import Config
 from tests.support import forks
-from tests.support.experiments import composed, composed_by_hydra, configs_of, sweeper_of
+from tests.support.experiments import composed, composed_by_hydra, configs_of, planned, sweeper_of
 
 
 def print_plan(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
@@ -169,6 +169,31 @@ def test_modes_on_the_command_line_select_the_shares_of_these_modes(tmp_path, wi
         fractions = (("3g", 2), ("2g", 3), ("1g.20gb", 4))
         expected += [f"mig-{k}x-infer_bert_base-profile={name}" for name, n in fractions for k in (1, n)]
     assert Counter(print_plan(tmp_path, *typed)) == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
+
+
+def test_copies_of_a_server_divide_a_load_and_have_an_equal_one():
+    with planned(configs_of(["+experiment=server_copies", "gpu=simulated_h100_80gb", "dry_run=true"])) as plan:
+        groups = [group for group in plan.groups if group.block == 1]
+    loads = Counter[tuple[str, int, str, str]]()
+    for group in groups:
+        server = dict(group.jobs[0].workload.params)
+        loads[group.scenario, group.degree, server["outstanding_per"], server["outstanding"]] += 1
+    swept = {"group": (12, 24, 48), "job": (6, 12, 24)}
+    copies = [
+        (mode, n, per, str(c)) for mode in ("naive", "mps") for n in (2, 3, 4) for per in swept for c in swept[per]
+    ]
+    alone = [("serial", 1, "group", str(n)) for n in (6, 12, 24, 48, 96)]
+    assert loads == dict.fromkeys([*copies, *alone, *(("serial", 1, "job", str(n)) for n in (6, 12, 24))], 1)
+    assert {group.settings["pinned CPUs"] for group in groups} == {"servers"}
+
+
+def test_a_server_of_a_language_model_can_be_the_service_beside_a_training():
+    server = ["workload@sizes.I=vllm", "sizes.I.model=m", "sizes.I.memory_fraction=0.4", "sizes.I.rate_per_s=2"]
+    objectives = ["sizes.I.objective_ms=null", "sizes.I.objective_percentile=null", "sizes.I.ttft_ms=450"]
+    typed = ["+experiment=service_beside_training", "gpu=simulated_h100_80gb", "dry_run=true", *server, *objectives]
+    with planned(configs_of([*typed, "window.seconds=60"])) as plan:
+        names = {job.workload.name for group in plan.groups for job in group.jobs if job.size == "I"}
+    assert names == {"vllm"} and len(plan.groups) == 11 * 5
 
 
 MINUTES = "+duration=minutes"
