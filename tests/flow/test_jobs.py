@@ -248,7 +248,7 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
 
 
 def test_jobs_know_their_copies_and_the_cpus_of_clients(run, tmp_path):
-    assert run("well", "well", pin_cpus=CpuPinning.SERVERS).result is Result.OK
+    assert run("well", "well", starter=Spawner(PYTHON), pin_cpus=CpuPinning.SERVERS).result is Result.OK
     specs = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("*/jobs/*/job.json"))]
     assert [(spec["copies"], spec["copies_on_device"]) for spec in specs] == [(2, 2)] * 2
     assert [spec["client_cpus"] for spec in specs] == [list_client_cpus(CpuPinning.SERVERS)] * 2
