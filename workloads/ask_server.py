@@ -24,6 +24,7 @@ if __name__ == "__main__":  # reason: see workloads/__init__.py
 
 from workloads import client, program
 from workloads.serving.arrivals import arrival_process
+from workloads.serving.http_client import STREAMED_ERROR
 from workloads.serving.options import PORT, Server
 from workloads.serving.request_sender import Sender
 
@@ -147,7 +148,7 @@ class RunningServer:
                     f"HTTP on {PORT}"
                 ) from error
             else:
-                if status == 200:
+                if _is_answer(status, text):
                     return
                 state = f"status {status}: {text[:_SHOWN_CHARACTERS]}"
                 if status not in _NOT_YET:
@@ -159,9 +160,9 @@ class RunningServer:
         )
 
     def ask(self, path: str, body: bytes | None) -> str:
-        """Return the answer to a request; raise `RuntimeError` if the status is not 200."""
+        """Return the answer to a request; raise `RuntimeError` if the status is not 200, or an event is an error."""
         status, text = self._request(path, body, None)
-        if status != 200:
+        if not _is_answer(status, text):
             shown = text[:_SHOWN_CHARACTERS]
             raise RuntimeError(f"the server refuses {path}: status {status}: {shown}; check path and requests_file")
         return text
@@ -174,6 +175,10 @@ class RunningServer:
             return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
+
+
+def _is_answer(status: int, text: str) -> bool:
+    return status == 200 and not STREAMED_ERROR.search(text.encode())
 
 
 def _describe_request(path: str, body: bytes | None) -> tuple[str, str, bytes | None, dict[str, str]]:

@@ -52,6 +52,8 @@ _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECA
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)"\s*:\s*"[^"]')
 """The begin of a text that is not empty; servers also stream events without a text, such as the role of the speaker."""
+STREAMED_ERROR = re.compile(rb'^data:[ \t]*\{"error"', re.MULTILINE)
+"""An event with which a server ends an answer that it cannot complete, after status 200."""
 _REST_S = 0.01
 """Pause of a client after an unanswered request, so that a server that refuses requests is not flooded."""
 
@@ -131,6 +133,8 @@ class _ForeignConnection(_Connection):
             self._first_text_ns = time.monotonic_ns()
         if not self._is_complete(is_closed):
             return None
+        if self._has_events and STREAMED_ERROR.search(self.received, self._body_at):
+            raise ConnectionError
         is_streamed = self._has_events or len(self._chunks) > 1
         counts = _TOKENS.findall(b"".join(self._chunks) if self._is_chunked else self.received[self._body_at :])
         first_ns = (self._first_text_ns or self._first_ns) if is_streamed else 0

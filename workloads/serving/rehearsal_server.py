@@ -5,7 +5,8 @@
 FIRST_MS is the time to the first token, FURTHER_MS that of each further token; they do not depend on the load. A prompt
 has 7 tokens and two for each word. The model `whole` sends its answer in one chunk, `no-usage` counts no tokens, `busy`
 refuses every second request, `slow-start` listens for a second before it answers, `dying` exits at its fifth streamed
-request, `hanging` never answers from there on, and `mute` ends its stream without a word.
+request, `hanging` never answers from there on, `failing` streams an error instead, and `mute` ends its stream without a
+word.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
             os._exit(3)
         if number > _LAST_REQUEST and model == "hanging":
             time.sleep(3600)
+        if number > _LAST_REQUEST and model == "failing":
+            self._send_whole("text/event-stream", b'data: {"error": "out of memory"}\n\n')
+            return
         words = [] if model == "mute" else ["a"] * tokens
         events = [{"role": "assistant", "content": ""}, *({"content": word} for word in words)]
         parts = [{"choices": [{"delta": event} if is_chat else {"text": event["content"]}]} for event in events]

@@ -112,6 +112,13 @@ def test_a_server_that_dies_ends_the_job_with_its_status() -> None:
         ask(model="dying")
 
 
+def test_an_error_in_a_stream_is_no_answer() -> None:
+    with pytest.raises(RuntimeError, match="6 of 8 requests were not answered with status 200"):
+        ask(model="failing")
+    with pytest.raises(RuntimeError, match=r'refuses /v1/chat/completions: status 200: data: \{"error": "out of'):
+        ask("--warmup-requests", "4", model="failing")
+
+
 def test_requests_that_hang_are_recorded_as_not_answered() -> None:
     job = ask("--epochs", "0", "--drain-s", "0.1", model="hanging", may_stop=lambda job: len(job.requests) >= 2)
     assert [done_ns > 0 for _, _, _, done_ns, *_ in job.requests] == [True, True, False]
