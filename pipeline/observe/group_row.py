@@ -65,7 +65,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         jobs, observation.reason, interrupted=observation.interrupted, expected=len(group.jobs)
     )
     measured_jobs = [job for job in jobs if not job.job.is_co_runner]
-    metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
+    metrics = _compute_group_metrics(group, measured_jobs, jobs, batches) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
     of_device = _compute_sampled(group, read.get(sample_figures.WHOLE, {}), observation, windows, absent)
     # Energy is measured for the whole device, so the energy of the work is unknown if co-runners share the device.
@@ -369,7 +369,9 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: 
     return {tag: json.dumps(of_each) for tag, of_each in nonempty.items() if of_each}
 
 
-def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
+def _compute_group_metrics(
+    group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult], batches: Sequence[Batch]
+) -> dict[str, float]:
     """Return the figures of the measured jobs, and the total rates of the co-runners in `all_jobs`."""
     metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_co_runner])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
@@ -384,7 +386,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     metrics |= _compute_totals(group, jobs, metrics.get("makespan_s"))
-    metrics |= service_figures.summarise_group([job.metrics for job in jobs])
+    metrics |= service_figures.summarise_group([job.metrics for job in jobs]) | _pool_first_tokens(group, batches)
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
         metrics[FIRST_GPU_USE] = max(uses)
@@ -393,6 +395,17 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
     # MLflow's page for comparing runs first shows the metric that was logged first.
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not work_units.find_units([name]))}
+
+
+def _pool_first_tokens(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+    """Return the times to the first token of all requests of a group whose services are copies of each other."""
+    if group.window.kind is not WindowKind.STEADY or len(batches) != 1 or not batches[0].windows:
+        return {}
+    logs = zip(batches[0].states, batches[0].logs, strict=True)
+    services = [(state.job.workload.digest, log.requests) for state, log in logs if log.requests]
+    if len({digest for digest, _ in services}) != 1:
+        return {}
+    return latency.pool_first_tokens([requests for _, requests in services], batches[0].windows[0])
 
 
 def _compute_co_runner_totals(co_runners: Sequence[Mapping[str, float]]) -> dict[str, float]:

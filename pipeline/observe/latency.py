@@ -14,6 +14,7 @@ percentile itself count. Simulations (`python -m benchmarks.percentiles`) show h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import service_figures, work_units
@@ -99,9 +100,8 @@ def _compute_shares(answered: Requests, since_ns: NDArray[np.int64], window: Win
 
 
 def _compute_latencies(requests: Requests) -> dict[str, float]:
-    import numpy as np
 
-    metrics = _compute_spread("latency", _compute_latency_ms(requests))
+    metrics = _compute_spread("latency", [_compute_latency_ms(requests)])
     has_begun = requests["begun_ns"] > 0
     if has_begun.all():
         metrics["queue_mean_ms"] = float(_subtract_ms(requests, "intended_ns", "begun_ns").mean())
@@ -110,17 +110,38 @@ def _compute_latencies(requests: Requests) -> dict[str, float]:
             metrics["batch_mean_requests"] = float(requests["batch"].mean())
     has_spoken = requests["first_token_ns"] > 0
     if has_spoken.any():
-        streamed = requests.where(has_spoken | ~requests.is_answered)
-        first_ms = np.where(
-            streamed["first_token_ns"] > 0, _subtract_ms(streamed, "intended_ns", "first_token_ns"), np.inf
-        )
-        metrics |= _compute_spread("first_token", first_ms)
+        metrics |= _compute_spread("first_token", [_compute_first_ms(requests)])
         several = requests.where(has_spoken & requests.is_answered & (requests["tokens"] > 1))
         if len(several):
             metrics |= _compute_spread(
-                "per_token", _subtract_ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1)
+                "per_token", [_subtract_ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1)]
             )
     return metrics
+
+
+def pool_first_tokens(copies: Sequence[Requests], window: Window) -> dict[str, float]:
+    """Return the times to the first token of the answers of all copies of a service; none if a copy has none.
+
+    The slowest of several copies would be compared with a single one alone.
+    """
+    first_ms = [_compute_first_ms(requests.where(_is_inside(requests["intended_ns"], window))) for requests in copies]
+    if not all(len(values) for values in first_ms):
+        return {}
+    figures = _compute_spread("first_token", first_ms)
+    return {
+        service_figures.name_pooled(name): figures[name] for name in service_figures.FIRST_TOKENS if name in figures
+    }
+
+
+def _compute_first_ms(requests: Requests) -> Values:
+    """Return the times to the first token of streamed answers; infinite without an answer."""
+    import numpy as np
+
+    streamed = requests.where((requests["first_token_ns"] > 0) | ~requests.is_answered)
+    first_ms: Values = np.where(
+        streamed["first_token_ns"] > 0, _subtract_ms(streamed, "intended_ns", "first_token_ns"), np.inf
+    )
+    return first_ms
 
 
 def _is_in_time(requests: Requests, objective: Objective) -> NDArray[np.bool_]:
@@ -240,16 +261,18 @@ def _has_grown(requests: Requests, window: Window) -> bool:
     return bool(waiting(late).min() > waiting(early).max())
 
 
-def _compute_spread(name: str, values: Values) -> dict[str, float]:
+def _compute_spread(name: str, services: Sequence[Values]) -> dict[str, float]:
+    """Return mean, deviation and percentiles of times, each service's in the order of arrivals."""
     import numpy as np
 
+    values = np.concatenate(services)
     std = float(np.std(values)) if np.isfinite(values).all() else math.inf
     metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": std}
     ordered = np.sort(values)
     metrics |= {
         f"{name}_p{text}_ms": select_rank(ordered, percent)
         for text, percent in service_figures.PERCENTILES
-        if has_enough(values, percent)
+        if _have_enough(services, percent)
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -286,22 +309,31 @@ def estimate_number(latencies: NDArray[np.float64], percentile: float) -> float:
         latencies: in the order of arrivals; infinite without an answer.
         percentile: between 0 and 100.
     """
+    return _estimate_number([latencies], percentile)
+
+
+def _estimate_number(services: Sequence[Values], percentile: float) -> float:
     import numpy as np
 
-    ordered = np.sort(latencies)
-    calm = np.flatnonzero(latencies <= select_rank(ordered, MEDIAN))
+    ordered = np.sort(np.concatenate(services))
+    median = select_rank(ordered, MEDIAN)
 
     def count_above(level: float) -> int:
-        high = np.flatnonzero(latencies >= select_rank(ordered, level))
-        return len(np.unique(np.searchsorted(calm, high)))
+        limit = select_rank(ordered, level)
+        calm_and_high = [(np.flatnonzero(values <= median), np.flatnonzero(values >= limit)) for values in services]
+        return sum(len(np.unique(np.searchsorted(calm, high))) for calm, high in calm_and_high)
 
     return min(count_above(_LEVEL) * (100 - percentile) / (100 - _LEVEL), _SCATTER * count_above(percentile))
 
 
 def has_enough(latencies: NDArray[np.float64], percentile: float) -> bool:
     """Return whether a percentile can be stated; the median always can."""
+    return _have_enough([latencies], percentile)
+
+
+def _have_enough(services: Sequence[Values], percentile: float) -> bool:
     return percentile <= MEDIAN or (
-        len(latencies) >= min_requests(percentile) and estimate_number(latencies, percentile) >= MIN_EXCURSIONS
+        sum(map(len, services)) >= min_requests(percentile) and _estimate_number(services, percentile) >= MIN_EXCURSIONS
     )
 
 

@@ -37,6 +37,11 @@ def name_worst(latency: str) -> str:
     return f"{latency.removesuffix('_ms')}_worst_ms"
 
 
+def name_pooled(time: str) -> str:
+    """Name the figure of the requests of all copies of a service: `first_token_p99_all_ms`."""
+    return f"{time.removesuffix('_ms')}_all_ms"
+
+
 def min_requests(percentile: float) -> int:
     """Return the minimum number of requests for a percentile; more are needed if requests wait for each other.
 
@@ -55,7 +60,7 @@ def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [job[name] for job in services if name in job]
         return values if len(values) == len(services) else []
 
-    figures = {name_worst(name): max(values) for name in (*LATENCIES, *FIRST_TOKENS) if (values := known(name))}
+    figures = {name_worst(name): max(values) for name in LATENCIES if (values := known(name))}
     if goodput := known(GOODPUT):
         figures[GOODPUT_TOTAL] = sum(goodput)
     for name, worst in ((SUSTAINED, SUSTAINED_WORST), (OBJECTIVE_MET, OBJECTIVE_MET_WORST)):

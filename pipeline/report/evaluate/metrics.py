@@ -34,7 +34,7 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.P99),
 )
 P95_LATENCY = service_figures.name_worst("latency_p95_ms")
-FIRST_TOKEN_MEAN, FIRST_TOKEN_P95, FIRST_TOKEN_P99 = map(service_figures.name_worst, service_figures.FIRST_TOKENS)
+FIRST_TOKEN_MEAN, FIRST_TOKEN_P95, FIRST_TOKEN_P99 = map(service_figures.name_pooled, service_figures.FIRST_TOKENS)
 LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
 STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
@@ -197,6 +197,8 @@ _LATENCIES = {
     P95_LATENCY: "p95 latency",
     service_figures.name_worst(service_figures.P99): "p99 latency",
     service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
+}
+_FIRST_TOKENS = {
     FIRST_TOKEN_MEAN: "mean time to the first token",
     FIRST_TOKEN_P95: "p95 of the time to the first token",
     FIRST_TOKEN_P99: "p99 of the time to the first token",
@@ -231,6 +233,7 @@ _ALL = (
         _make_latency(name=name, title=f"{title} of the slowest job", is_recorded=True)
         for name, title in _LATENCIES.items()
     ),
+    *(_make_latency(name=name, title=title, is_recorded=True) for name, title in _FIRST_TOKENS.items()),
     _make_latency(name=LATENCY_DEVIATION, title="standard deviation of the latency of the slowest job",
                   compute=compute_latency_deviation),
     Metric(name=STEP_TIME, title="median step time of the slowest job", unit="ms", is_lower_better=True,

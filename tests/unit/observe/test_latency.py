@@ -147,6 +147,26 @@ def test_requests_and_tokens_that_a_window_cuts_count_in_part(tmp_path, begin_ms
     assert figures["throughput_tokens_per_s"] == pytest.approx(8 * 11, rel=1e-6)
 
 
+def test_the_first_tokens_of_copies_are_pooled(tmp_path):
+    # Of 700 requests each, the first token comes after 5 ms, or after 50 ms in every twentieth of the second copy.
+    copies = []
+    for number, slow_ms in enumerate((5, 50)):
+        firsts_ms = [slow_ms if place % 20 == 0 else 5 for place in range(700)]
+        begins = [S + place * MS for place in range(700)]
+        rows = [(at, at, 0, at + 60 * MS, at + ms * MS, 5, 1) for at, ms in zip(begins, firsts_ms, strict=True)]
+        copies.append(record_requests(tmp_path / str(number), rows))
+    window = (S, 2 * S)
+    assert all("first_token_p99_ms" not in latency.compute_figures(copy, window) for copy in copies)
+    figures = latency.pool_first_tokens(copies, window)
+    assert figures == {
+        "first_token_mean_all_ms": pytest.approx(5 + 45 * 35 / 1400),
+        "first_token_p95_all_ms": 5,
+        "first_token_p99_all_ms": 50,
+    }
+    silent = record_requests(tmp_path / "silent", [(S, S, 0, S + MS, 0, 5, 1)])
+    assert latency.pool_first_tokens([copies[0], silent], window) == {}
+
+
 def test_tokens_have_a_first_and_a_time_each(tmp_path):
     rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
     figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S))
