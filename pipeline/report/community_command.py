@@ -124,7 +124,7 @@ def _find_report(entry: Entry) -> str:
 
 def _escape(text: str) -> str:
     """Escape a text for HTML within Markdown."""
-    return re.sub(r"[\\`*_\[\]{}|]", lambda found: f"&#{ord(found[0])};", html.escape(text))
+    return re.sub(r"[\\`*_\[\]{}|]", lambda match: f"&#{ord(match[0])};", html.escape(text))
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:

@@ -103,13 +103,13 @@ def _parse_file(text: str) -> EntryFile:
 
 
 def _check_file(file: EntryFile, evaluation: Evaluation) -> Iterator[str]:
-    for key, told, found in (
+    for key, entered, measured in (
         ("gpu", file.gpu, evaluation.device),
         ("driver", file.driver, evaluation.driver),
         ("torch", file.torch, evaluation.torch),
     ):
-        if told != found:
-            yield f"{key}: {told[:_MOST_CHARACTERS]!r}, but the bundle has {found!r}"
+        if entered != measured:
+            yield f"{key}: {entered[:_MOST_CHARACTERS]!r}, but the bundle has {measured!r}"
     if file.licence not in LICENCES:
         yield f"licence: choose one of {', '.join(LICENCES)}"
     if not file.contact.isprintable() or len(file.contact) > _MOST_CHARACTERS:

@@ -40,8 +40,8 @@ def _share(options: argparse.Namespace) -> int:
         file = _make_bundle(options, scratch)
         evaluation = entries.evaluate(file)
         is_acceptance = file.name == entries.BUNDLES[1]
-        own = [] if is_acceptance else list(_find_own_names(file))
-        if problems := [*evaluation.refusals, *own]:
+        named = [] if is_acceptance else list(_find_own_names(file))
+        if problems := [*evaluation.refusals, *named]:
             raise ConfigError(f"the study cannot be shared: {'; '.join(problems)}")
         folder = options.out or entries.choose_folder(evaluation, file)
         if folder.exists():
@@ -81,8 +81,8 @@ def _make_bundle(options: argparse.Namespace, scratch: Path) -> Path:
 def _find_own_names(file: Path) -> Iterator[str]:
     """Yield where a bundle names this user, host or home folder, as outputs of jobs may."""
     folder = bundle_reader.extract(file)
-    own = {getpass.getuser(), socket.gethostname(), Path.home().name, str(Path.home())}
-    names = [name.encode() for name in own if len(name) >= _LEAST_NAME and name.strip("/") not in _COMMON_NAMES]
+    candidates = {getpass.getuser(), socket.gethostname(), Path.home().name, str(Path.home())}
+    names = [name.encode() for name in candidates if len(name) >= _LEAST_NAME and name.strip("/") not in _COMMON_NAMES]
     for name in names:
         holders = [path for path in _list_files(folder) if name in path.read_bytes()]
         if holders:

@@ -71,7 +71,7 @@ class EntryFigure(MeasuredCase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a bundle measured.
+    """The measurements of a bundle.
 
     Attributes:
         date: day of the first group, in UTC.
@@ -190,11 +190,11 @@ def _find_refusals(study: Study, records: Sequence[GroupRecord], experiments: Se
     if len(study.devices) > 1:
         yield f"several devices: {list_first(study.devices, _MOST_NAMED)}; share one bundle for each"
     numbers, incomplete = {row.block for row in study.rows}, _count_missing(study)
-    gone = set(range(1, max(numbers) + 1)) - numbers
+    absent = set(range(1, max(numbers) + 1)) - numbers
     if incomplete.keys() == numbers:
         yield "no block is complete"
     # The time limit of a study cuts its last block only.
-    if before := sorted((gone | incomplete.keys()) - {max(numbers)}):
+    if before := sorted((absent | incomplete.keys()) - {max(numbers)}):
         yield f"block {before[0]} lacks groups, although a later block ran"
 
 
@@ -215,11 +215,11 @@ def _count_missing(study: Study) -> dict[int, int]:
 def _leave_out_incomplete(study: Study) -> tuple[Study, list[str]]:
     """Return a study without its incomplete blocks, unless none is complete, and a note on each."""
     incomplete = _count_missing(study)
-    kept = tuple(row for row in study.rows if row.block not in incomplete)
-    if not kept:
+    complete_rows = tuple(row for row in study.rows if row.block not in incomplete)
+    if not complete_rows:
         return study, []
     notes = [f"left out: block {n}, which lacks {format_count(count, 'group')}" for n, count in incomplete.items()]
-    return dataclasses.replace(study, rows=kept), notes
+    return dataclasses.replace(study, rows=complete_rows), notes
 
 
 def _find_omissions(study: Study) -> Iterator[str]:
@@ -237,12 +237,12 @@ def _find_contradictions(bundle: Path, records: Sequence[GroupRecord]) -> Iterat
     """Yield where the numbers of a bundle contradict each other, once for each kind."""
     folder = bundle_reader.extract(bundle) / bundle_archive.GROUPS
     by_spool = {record.spool_id: record for record in records}
-    found: dict[str, list[str]] = {}
+    texts_of_kind: dict[str, list[str]] = {}
     for record in records:
         host = by_spool.get(record.notes.get("launch", ""), record)
         for kind, text in _check_group(record, folder / host.run_id):
-            found.setdefault(kind, []).append(f"{record.name}, block {record.block}: {text}")
-    for kind, texts in found.items():
+            texts_of_kind.setdefault(kind, []).append(f"{record.name}, block {record.block}: {text}")
+    for kind, texts in texts_of_kind.items():
         yield f"{kind}: {list_first(texts, 1)}"
 
 

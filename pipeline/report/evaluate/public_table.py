@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -39,8 +39,10 @@ class PublicRow:
 
     def list_medians(self, find: Find, without: int | None = None) -> list[float]:
         """Return the median of each machine that has the figure, but not of the machine of the entry `without`."""
-        found = {number: estimate.median for number, own in self.members.items() if (estimate := find(own)) is not None}
-        values = [[found[number] for number in own if number in found] for own in self.machines if without not in own]
+        figures = {number: find(member) for number, member in self.members.items()}
+        medians = {number: estimate.median for number, estimate in figures.items() if estimate is not None}
+        machines = [numbers for numbers in self.machines if without not in numbers]
+        values = [[medians[number] for number in numbers if number in medians] for numbers in machines]
         return [statistics.median(of_machine) for of_machine in values if of_machine]
 
     def describe(self, find: Find) -> str:
@@ -65,7 +67,7 @@ def make_rows(evaluations: Sequence[Evaluation]) -> list[PublicRow]:
         figures = [(number, figure) for number, evaluation in entries for figure in evaluation.figures]
         places = [(number, figure) for number, figure in figures if len(figure.programs) == 1]
         varying, _ = find_varying_params([figure for _, figure in places])
-        machines = [[number for number, _ in own] for own in group_by(entries, lambda entry: entry[1].gpus).values()]
+        by_machine = group_by(entries, lambda entry: entry[1].gpus).values()
         for mode, members in group_by(places, lambda place: place[1].mode).items():
             rows += [
                 PublicRow(
@@ -74,11 +76,20 @@ def make_rows(evaluations: Sequence[Evaluation]) -> list[PublicRow]:
                     mode=mode,
                     degree=line.degree,
                     members=line.members,
-                    machines=tuple(filter(None, (tuple(n for n in own if n in line.members) for own in machines))),
+                    machines=tuple(_select_machines(by_machine, line.members)),
                 )
                 for line in match_cases(members, varying)
             ]
     return sorted(rows, key=lambda row: (row.device, natural_key(row.label), natural_key(row.mode), row.degree))
+
+
+def _select_machines(
+    by_machine: Iterable[Sequence[tuple[int, Evaluation]]], members: Mapping[int, EntryFigure]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of the entries of each machine that are members of a row."""
+    for entries in by_machine:
+        if numbers := tuple(number for number, _ in entries if number in members):
+            yield numbers
 
 
 def find_surprises(rows: Sequence[PublicRow], number: int) -> Iterator[str]:
