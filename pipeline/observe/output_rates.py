@@ -114,6 +114,13 @@ class OutputReader:
         except OSError:
             return
 
+    def read_rate(self, line: str) -> float | None:
+        """Return the rate in a line of the output; `None` if it has no clear one."""
+        num_before = self.rates.num_values
+        self._add(line, 0)
+        self.rates.unreadable = ""
+        return self.rates.sums.pop(0)[0] if self.rates.num_values > num_before else None
+
     def _add(self, line: str, t_ns: int) -> int:
         """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
