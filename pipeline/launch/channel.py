@@ -122,6 +122,10 @@ class Channel:
         self._jobs[pid] = self._jobs.get(pid, frozenset()) | {index}
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
+    def forget(self, pid: int) -> None:
+        """Forget the process of an ended job, whose PID may be reused."""
+        self._jobs.pop(pid, None)
+
     def send(self, index: int, **message: object) -> None:
         if index in self._connections:
             self._connections[index].send(**message)

@@ -1,5 +1,7 @@
 """The processes of one group: spawned together, released together, ended together.
 
+The members of a pack come and go instead: `add` starts one, `hold_process` stops it for a time, `remove` forgets it.
+
 Each process has its own process group and session, so signals also reach its child processes. A job has a process of
 its own, or the jobs whose slots name the same host program share one (`host_start.py`). `JobState` records how a job
 ended; `pipeline/observe/endings.py` derives its result.
@@ -83,7 +85,7 @@ class JobGroup:
         pin_cpus: CpuPinning = CpuPinning.NONE,
         go_on: bool = False,
     ) -> None:
-        self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
+        self._starts, self._files, self._limits, self._pin_cpus = list(starts), files, limits, pin_cpus
         self._block, self._goes_on = block, go_on
         self.states = [
             JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), wrapper=start.wrapper)
@@ -125,6 +127,59 @@ class JobGroup:
             self._channel.close()
             for file in self._host_files:
                 file.unlink(missing_ok=True)
+
+    def add(self, start: JobStart) -> JobState:
+        """Start one more job; its state says so if it cannot be started."""
+        folder = self._files.folder / layout.job_path(start.job.index)
+        state = JobState(job=start.job, folder=folder, wrapper=start.wrapper)
+        self._starts.append(start)
+        self._ports += choose_ports(1)
+        self.states.append(state)
+        self._by_index[start.job.index] = state
+        try:
+            self._start([len(self.states) - 1])
+        except LaunchError as error:
+            state.notice(Result.FAILED, str(error))
+        return state
+
+    def remove(self, state: JobState) -> None:
+        """Kill the processes that an ended job left in its process group, and forget the job."""
+        place = self.states.index(state)
+        if state.started is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(state.started.process.pid, signal.SIGKILL)
+            state.started.process.reap()
+            self._channel.forget(state.started.process.pid)
+        del self.states[place], self._starts[place], self._ports[place]
+
+    def hold_process(self, state: JobState) -> None:
+        """Stop the processes of a job until `resume_process`; they keep their memory."""
+        state.said.held_ns = time.monotonic_ns()
+        self._signal_job(state, signal.SIGSTOP)
+
+    def resume_process(self, state: JobState) -> None:
+        """Let the processes of a held job go on."""
+        self._signal_job(state, signal.SIGCONT)
+        if state.said.held_ns is not None:
+            state.holds.append((state.said.held_ns, time.monotonic_ns()))
+            state.said.held_ns = None
+
+    def _signal_job(self, state: JobState, signum: int) -> None:
+        if state.pid is not None and not state.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(state.pid, signum)
+
+    def release_ready(self, limit_s: float) -> None:
+        """Let each job begin as soon as it is ready, until a job has ended or the limit is over."""
+        deadline_ns = _compute_deadline(limit_s)
+
+        def has_news() -> bool:
+            for state in self.states:
+                if state.said.is_ready and state.released_ns is None:
+                    self.release([state])
+            return any(state.has_ended for state in self.states)
+
+        self._channel.pump(has_news, deadline_ns)
 
     def pids(self) -> Mapping[int, int]:
         """Return the PID of each running job by its index; with a wrapper, the PID of the job itself.
@@ -289,12 +344,15 @@ class JobGroup:
         for state in self.states:
             if state.pid is not None and not state.ended.is_lost:
                 state.ended.was_signalled |= not state.has_ended
+                state.ended.signalled_ns = state.ended.signalled_ns or time.monotonic_ns()
                 if signum == signal.SIGKILL:  # includes descendants that have left the session and have no mark
                     processes.kill_descendants(state.pid)
                 # The leader is reaped last, so its PID cannot belong to another process. If the fork server has died,
                 # however, the system may have reaped the leader already.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(state.pid, signum)
+                    if state.said.held_ns is not None:  # a stopped process handles no signal but SIGKILL
+                        os.killpg(state.pid, signal.SIGCONT)
         processes.send_signal(self._files.mark, signum)
 
     def _identify_process(self, position: int) -> object:

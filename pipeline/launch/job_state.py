@@ -85,6 +85,7 @@ class JobEnd:
     Attributes:
         told_ns: instant of the request to stop, if there was one.
         was_signalled: whether the orchestrator ended the job by a signal.
+        signalled_ns: instant of the first such signal.
         noticed: first fault that the orchestrator observed, such as a missed deadline or an early end.
         status: exit status, or minus the signal that ended the process; `None` while it runs.
         is_lost: whether the exit status is unknown. The PID may then belong to another process.
@@ -94,6 +95,7 @@ class JobEnd:
 
     told_ns: int | None = None
     was_signalled: bool = False
+    signalled_ns: int | None = None
     noticed: Ending | None = None
     status: int | None = None
     is_lost: bool = False
