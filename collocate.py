@@ -49,8 +49,8 @@ def main() -> None:
         sys.stdout.write(_overview())
         sys.exit(0 if words else 2)
     name, *arguments = words
-    if name == entry_points.ADVISE:
-        name, arguments = entry_points.RUN, _expand_advice(arguments)
+    if name in _SHORTCUTS:
+        name, arguments = entry_points.RUN, _SHORTCUTS[name](arguments)
     if name not in entry_points.PROGRAMS:
         names = [*entry_points.PROGRAMS, _COMPLETION]
         near = "".join(f"did you mean {match}? Or " for match in difflib.get_close_matches(name, names, n=1))
@@ -85,6 +85,48 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
         )
     minutes = [] if options.minutes is None else [f"advise_minutes={options.minutes:g}"]
     return ["+experiment=advise", *overrides, *minutes, *words[end:]]
+
+
+def _expand_pack(words: Sequence[str]) -> list[str]:
+    """Convert the arguments of `pack` to those of `run`; exit for `--help` and for wrong options."""
+    from pipeline.base.system.command_parser import CommandParser
+
+    parser = CommandParser(
+        prog="collocate pack",
+        usage="%(prog)s [--jobs FILE] [--mode naive|mps] [--most N] [--check 5%%] [--resume] [KEY=VALUE ...] "
+        "[-- SCRIPT ARGUMENT ...]",
+        description="Run every trial once, several at a time: as many as the measured rates gain from. In single "
+        "quotes, braces list the values of an argument: collocate pack -- train.py --lr '{1e-1,1e-2}' --seed '{1..8}'. "
+        "`collocate run --help` lists the keys.",
+    )
+    parser.add_argument("--jobs", metavar="FILE", help="the trials, one command a line, instead of braces")
+    parser.add_argument("--mode", choices=("naive", "mps"), help="sharing mode (default: naive)")
+    parser.add_argument("--most", metavar="N", type=int, help="most trials at a time (default: 32)")
+    parser.add_argument("--check", metavar="PCT", help="share of the time in which one trial runs alone (default: 5%%)")
+    parser.add_argument("--resume", action="store_true", help="run only the trials that have not ended")
+    end = words.index("--") if "--" in words else len(words)
+    options, overrides = parser.parse_known_args(words[:end])
+    if (options.jobs is None) is (end == len(words)):
+        parser.error(
+            "pack names no trial; write collocate pack -- train.py --lr '{1e-1,1e-2}', or --jobs trials.txt"
+            if options.jobs is None
+            else "--jobs and the command line after -- both name the trials; remove one"
+        )
+    keys = {
+        "scenario": options.mode,
+        "pack.trials": options.jobs,
+        "pack.most": options.most,
+        "pack.check_pct": options.check and options.check.removesuffix("%"),
+        "resume": "true" if options.resume else None,
+    }
+    from pipeline.base.system.user_command import make_override
+
+    settings = [make_override(key, text) for key, text in keys.items() if text is not None]
+    return ["+experiment=pack", *overrides, *settings, *words[end:]]
+
+
+_SHORTCUTS: dict[str, Callable[[Sequence[str]], list[str]]] = {"advise": _expand_advice, "pack": _expand_pack}
+"""Programs that are experiments of `run`, each with the function that converts its arguments."""
 
 
 def _overview() -> str:
@@ -122,7 +164,7 @@ def _complete(line: str) -> int:
     name = typed[1] if len(typed) > 2 or (len(typed) == 2 and line[-1:].isspace()) else None
     if name is None:
         parser = _make_parser(choices=[*entry_points.PROGRAMS, _COMPLETION])
-    elif name in (entry_points.RUN, entry_points.ADVISE):
+    elif name == entry_points.RUN or name in _SHORTCUTS:
         is_script = "--" in typed
         parser = _make_parser(None if is_script else partial(_ask_hydra, line.partition(name)[2]), nargs="*")
         for option in ("--help", "--help-keys", "-m", "--multirun"):

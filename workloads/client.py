@@ -148,7 +148,7 @@ class NullJob:
 
     def process(self, pid: int) -> None: ...
 
-    def process_ended(self) -> None: ...
+    def process_ended(self, status: int = 0) -> None: ...
 
     def output_size(self, stdout: int, stderr: int) -> None: ...
 
@@ -330,9 +330,9 @@ class Job(NullJob):
         """Record the child process that does the work."""
         self._event("process", pid=int(pid))
 
-    def process_ended(self) -> None:
-        """Record that the child process that does the work has just exited."""
-        self._event("process_ended")
+    def process_ended(self, status: int = 0) -> None:
+        """Record that the child process that does the work has just exited, with this status or signal."""
+        self._event("process_ended", status=int(status))
 
     def output_size(self, stdout: int, stderr: int) -> None:
         """Record the current sizes of the output files in bytes."""

@@ -84,7 +84,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     threading.Thread(target=_end_on_stop, args=(job,), name="script-stop", daemon=True).start()
     with _watch_output(job):
         end = _wait_for_end(pid)
-        job.process_ended()
+        job.process_ended(end.si_status)
     survivors = _end_survivors()
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)

@@ -16,7 +16,7 @@ from pipeline.base.domain import layout, work_units
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.system import secrets
 from pipeline.launch.events import Events
-from pipeline.launch.job_state import Ending, JobState
+from pipeline.launch.job_state import Ending, JobEnd, JobState
 from pipeline.observe import causes, output_lines
 from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -96,7 +96,7 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return _judge_error(log.errors[-1], state)
     if noticed is not None:  # after the job's own report of its failure, which is more detailed
         return noticed
-    if state.ended_well:
+    if state.ended_well and not (interrupted and ended.was_signalled and _ended_after_signal(ended, log)):
         return Ending(Result.OK)
     if ended.status is None or ended.was_signalled:
         return _BY_SIGNAL if interrupted else Ending(Result.INTERRUPTED, "ended because the group failed")
@@ -113,6 +113,11 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return Ending(Result.FAILED, _join_cause(ending, cause))
     event = "the process of all jobs ended" if state.is_tenant else "ended"
     return _describe_failure(f"{event} with {status}", cause, state, was_killed=ended.status in _KILLED)
+
+
+def _ended_after_signal(ended: JobEnd, log: Events) -> bool:
+    """Return whether a script was still running when it was signalled; it may handle the signal and exit with 0."""
+    return log.ended_ns is not None and ended.signalled_ns is not None and log.ended_ns > ended.signalled_ns
 
 
 def _judge_error(error: dict[str, str], state: JobState) -> Ending:

@@ -239,7 +239,11 @@ def _judge_job(
     metrics |= phases.compute_job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.judge_job(state, log, interrupted=observation.interrupted)
-    if ending.result is Result.OK and (absence := throughput.explain_absence(group, state.job, log, metrics, logged)):
+    if (
+        ending.result is Result.OK
+        and group.pack is None
+        and (absence := throughput.explain_absence(group, state.job, log, metrics, logged))
+    ):
         ending = Ending(Result.FAILED, absence)
     return JobResult(
         job=state.job,

@@ -76,6 +76,8 @@ def find_marks(
     log_of: Mapping[int, Events],
 ) -> Marks:
     """Find the marks of a group; `jobs` includes co-runners, and `log_of` all jobs of the launch, by index."""
+    if group.pack is not None:
+        return Marks(invalid="the trials of a pack run at different times")
     notes, invalid = list[str](), list(_find_work_while_held(observation, log_of))
     for batch in batches:
         notes += _find_doubts(group, batch)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
+from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.system.paths import shorten_path
@@ -57,7 +58,8 @@ class PlainView:
             else:
                 self._skipped[reason] = row.group.display_name
         is_simulated = row.group.device.is_simulated
-        line = format_line(row.result, reason, row.metrics, marks=row.marks, is_simulated=is_simulated, is_brief=True)
+        marks = NO_MARKS if row.group.pack is not None else row.marks  # its rows are never compared
+        line = format_line(row.result, reason, row.metrics, marks=marks, is_simulated=is_simulated, is_brief=True)
         say(f"    {line} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
@@ -109,20 +111,24 @@ class _Drawer:
         aim = f"{window.length_text} window" if window.kind.is_steady else "until the jobs end"
         spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.display_name}: {spent}, {aim}"
-        caption = "\n".join(
-            filter(None, [_describe_logs(self.group, self.running), f"study: {self.progress.summary()}"])
-        )
+        caption = "\n".join(filter(None, [_describe_logs(self.group, self.running), self._describe_progress()]))
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
         counted = dict.fromkeys(work_units.per_second(job.workload.work_unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
+        alive = self.running.pids()
         for progress in self.jobs.read():
+            if self.running.describe is not None and progress.job.index not in alive:
+                continue
             epoch = "-" if progress.epoch is None else str(progress.epoch)
             rate = "-" if progress.per_s is None else work_units.format_rate(progress.per_s)
             cells = (progress.job.name, progress.phase, epoch, rate, self._format_memory(progress.job.index))
             table.add_row(*map(Text, cells))  # rich would interpret a plain string as markup
         return table
+
+    def _describe_progress(self) -> str:
+        return f"study: {self.progress.summary()}" if self.running.describe is None else self.running.describe()
 
     def _format_memory(self, index: int) -> str:
         memory_mib = Fields(self.running.tables).read_live_memory_mib(self.running.samples[-200:], index)

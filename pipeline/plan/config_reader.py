@@ -143,7 +143,7 @@ def refuse_settings(config: Config) -> None:
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
     _refuse_repeats(config)
-    for parent in ("", "limits", "window", "gpu", "tracking", "scenario", "env", "profiler", "exporter"):
+    for parent in ("", "limits", "window", "pack", "gpu", "tracking", "scenario", "env", "profiler", "exporter"):
         node = getattr(config, parent) if parent else config
         for field in dataclasses.fields(node):
             value = getattr(node, field.name)

@@ -34,6 +34,8 @@ AUTO_DEVICE = "auto"
 AUTO_REPEATS = "auto"
 """Value of `repeats`: blocks until the speed-ups are known within `precision_goal_pct`."""
 NO_EXPORTER = "none"
+BRACES = "braces"
+"""Value of `pack.trials` for the combinations of the braces in the command line."""
 JSON = "json"
 """Value of `dry_run` that prints the plan as JSON."""
 MAX_SEED = 2**32 - 1
@@ -191,6 +193,25 @@ class DataConfig:
 
 
 @dataclass
+class PackConfig:
+    """A pack: many trials, several at a time."""
+
+    trials: str | None = option(
+        "the trials of a pack ([pack.md](pack.md)): `braces` for every combination of the braces in the command line "
+        "after `--`, or a file with one command a line; set by `collocate pack`",
+        None,
+        values="`braces` or path",
+    )
+    most: int = option("largest number of trials at a time", 32, least=1, most=1000)
+    check_pct: float = option(
+        "share of the time, in per cent, for turns in which one trial runs alone, for comparison; 0: no turns",
+        5.0,
+        least=0,
+        most=50,
+    )
+
+
+@dataclass
 class Config:
     """All settings of `python run.py`."""
 
@@ -215,6 +236,7 @@ class Config:
     exporter: Any = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
+    pack: PackConfig = field(default_factory=PackConfig)
     limits: Limits = field(default_factory=Limits)
     data: DataConfig = field(default_factory=DataConfig)
     repeats: int | str = option(

@@ -25,6 +25,7 @@ from pipeline.base.domain.records import (
     Interpreter,
     Job,
     ListenerSpec,
+    PackSettings,
     ProfilerSpec,
     Required,
     Resume,
@@ -43,6 +44,7 @@ from pipeline.plan.workload_config import WorkloadConfig
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 _SHARED = ("serial", "naive", "mps", "streams")
 """Sharing modes in which the other jobs can use the share of a paused job."""
+_MOST_OF_NAME = 60
 _IN_CONTAINER = "its container is that of one job; use another environment"
 
 
@@ -355,6 +357,9 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             waiting_power_s=config.gpu.waiting_power_s,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
+        pack=None
+        if config.pack.trials is None
+        else PackSettings(most=config.pack.most, check_share=config.pack.check_pct / 100),
         profiler=ProfilerSpec(
             name=config.profiler.name, build=factory.make_spec(config.profiler, without=frozenset({"name"}))
         ),
@@ -415,7 +420,15 @@ def name_groups(groups: Sequence[Group]) -> list[Group]:
             )
         )
     names = zip(groups, group_names.name_groups(facts), group_names.shorten_names(facts), strict=True)
-    return [dataclasses.replace(group, name=name, short_name=short_name) for group, name, short_name in names]
+    named = (dataclasses.replace(group, name=name, short_name=short_name) for group, name, short_name in names)
+    return [_name_pack(group) if group.pack is not None else group for group in named]
+
+
+def _name_pack(group: Group) -> Group:
+    """Return a pack with a name that does not list its trials."""
+    programs = "+".join(dict.fromkeys(job.workload.name for job in group.jobs))
+    short_name = f"pack-{group.scenario}-{len(group.jobs)}x-{programs[:_MOST_OF_NAME]}"
+    return dataclasses.replace(group, name=f"{short_name}-{group.key[:6]}", short_name=short_name)
 
 
 def _add_digests(group: Group, inventory: Inventory) -> Group:
@@ -423,11 +436,11 @@ def _add_digests(group: Group, inventory: Inventory) -> Group:
     programs = [job.workload.digest for job in group.jobs]
     settings = group.settings
     of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}
-    facts = (group.scenario, settings, group.options)
+    facts = (group.scenario, settings, group.options, *([] if group.pack is None else ["pack"]))
     return dataclasses.replace(
         group,
         key=make_digest(programs, *facts),
-        any_gpu_digest=make_digest(programs, group.scenario, of_any_gpu, group.options),
+        any_gpu_digest=make_digest(programs, group.scenario, of_any_gpu, *facts[2:]),
         program_digest=make_digest([job.workload.program_digest for job in group.jobs], *facts),
         settings_digest=make_digest(settings, packages),
         skip_reason=next((job.workload.lacks for job in group.jobs if job.workload.lacks), None),

@@ -15,14 +15,16 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expand_path
 from pipeline.base.system.words import format_list
-from pipeline.plan import command_line, option_loader
-from pipeline.plan.config_schema import Config
+from pipeline.plan import brace_expansion, command_line, option_loader
+from pipeline.plan.config_schema import BRACES, Config
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<below>.+))?")
 _DEFAULT_DEGREE = 2
+_MODES_OF_PACKS = ("naive", "mps")
 _MAX_DEGREE = 10_000
 Entries = list[tuple[str | None, WorkloadConfig]]
 """Workload of each job, with its size; the size is `None` for other workloads."""
@@ -38,6 +40,8 @@ def list_jobs(config: Config) -> Entries:
     Raises:
         ConfigError: the mix is empty, both a degree and a mix are set, or an entry of the mix cannot be read.
     """
+    if config.pack.trials is not None:
+        return [(None, trial) for trial in _list_trials(config, config.pack.trials)]
     if config.mix is None:
         degree = _DEFAULT_DEGREE if config.degree is None else config.degree
         if not 1 <= degree <= _MAX_DEGREE:
@@ -51,6 +55,38 @@ def list_jobs(config: Config) -> Entries:
             "repeat an entry of the mix for more copies"
         )
     return [_read_entry(entry, config) for entry in config.mix]
+
+
+def _list_trials(config: Config, source: str) -> list[ScriptConfig]:
+    """Return the program of each trial of a pack; equal ones are one object."""
+    if config.mix is not None or config.degree is not None or config.scenario.name not in _MODES_OF_PACKS:
+        raise ConfigError(
+            f"pack.trials={source} lists the jobs, which run under scenario=naive or mps; remove mix, degree and "
+            "other sharing modes"
+        )
+    workload = config.workload
+    if not isinstance(workload, ScriptConfig):
+        raise ConfigError(f"pack.trials={source} runs scripts, not workload={workload.name}; write -- train.py")
+    if source == BRACES:
+        commands = brace_expansion.expand_words([workload.script, *workload.argument_words()])
+    else:
+        path = expand_path("pack.trials", source)
+        try:
+            commands = brace_expansion.read_commands(path.read_text(encoding="utf-8"), source)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"pack.trials={source} cannot be read: {reason}; check the path") from error
+        commands = [[program, *args] for program, args in (_parse_command(words, source) for words in commands)]
+    trials: dict[tuple[str, ...], ScriptConfig] = {}
+    for words in map(tuple, commands):
+        if words not in trials:
+            name = workload.name if source == BRACES else ""
+            trials[words] = dataclasses.replace(workload, name=name, script=words[0], args=[*words[1:]])
+    return [trials[tuple(words)] for words in commands]
+
+
+def _parse_command(words: list[str], source: str) -> tuple[str, list[str]]:
+    return user_command.parse_program(words, f"a line of {source}")
 
 
 def split_loads(config: Config) -> tuple[Entries, Entries]:

@@ -30,6 +30,7 @@ _PARTS = {
     "gpu": config_schema.GpuConfig,
     "limits": Limits,
     "listeners.NAME": config_schema.ListenerConfig,
+    "pack": config_schema.PackConfig,
     "tracking": config_schema.TrackingConfig,
     "window": config_schema.WindowConfig,
 }

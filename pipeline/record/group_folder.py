@@ -242,14 +242,27 @@ def _interrupt_record(folder: Path, record: GroupRecord) -> GroupRecord:
     """Close an open record; each run ends at the last instant that its files prove."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
-    jobs = tuple(
-        _interrupt(job, _find_last_instant(folder / job.folder / layout.EVENTS, record) or alive_ns)
-        if job.result is None
-        else job
-        for job in record.jobs
-    )
+    jobs = []
+    for job in record.jobs:
+        path = folder / job.folder / layout.EVENTS
+        if job.result is None and group_record.PACK in record.params and _has_ended_by_itself(path):
+            job = dataclasses.replace(job, result=Result.OK, exit_status=0, end_ns=_find_last_instant(path, record))
+        elif job.result is None:
+            job = _interrupt(job, _find_last_instant(path, record) or alive_ns)
+        jobs.append(job)
     ends = (alive_ns, _find_last_instant(folder / layout.SAMPLES, record), *(job.end_ns for job in jobs))
-    return dataclasses.replace(_interrupt(record, max(end for end in ends if end is not None)), jobs=jobs)
+    return dataclasses.replace(_interrupt(record, max(end for end in ends if end is not None)), jobs=tuple(jobs))
+
+
+def _has_ended_by_itself(path: Path) -> bool:
+    """Return whether a script ended with status 0 before its orchestrator, which was killed, could record that."""
+    ended = False
+    for line in read_last_lines(path, TAIL_BYTES):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            event = json.loads(line)
+            ended |= event["event"] == "process_ended" and event["status"] == 0
+            ended &= event["event"] != "error"
+    return ended
 
 
 def _interrupt(run: AnyRun, end_ns: int) -> AnyRun:

@@ -36,6 +36,8 @@ _MOST_MS = 9_000_000_000_000
 """Latest time of a run, in the year 2255: pandas counts nanoseconds in 64 bits."""
 _SPOOL_ID = re.compile(r"[\w-]+")
 
+PACK = "pack_most"
+"""The param of a pack's group: the largest number of trials at a time."""
 Point = tuple[int, int, float]
 """Step, monotonic ns, value."""
 Series = dict[str, list[Point]]

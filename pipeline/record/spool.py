@@ -27,6 +27,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.secrets import mask_source
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
+from pipeline.launch.job_state import Ending
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sample_figures import SampleLog
@@ -71,6 +72,19 @@ class SpoolRun:
         elif name not in _MASKED:
             text = secrets.mask_text(text)
         (self.folder / layout.ARTIFACTS / name).write_text(escape_to_utf8(text), encoding="utf-8")
+
+    def end_job(self, index: int, ending: Ending, exit_status: int | None) -> None:
+        """Record on disk how a job ended, while others go on; if the orchestrator is killed, this job has ended."""
+        jobs = list(self.record.jobs)
+        jobs[index] = dataclasses.replace(
+            jobs[index],
+            result=ending.result,
+            reason=ending.reason,
+            exit_status=exit_status,
+            end_ns=time.monotonic_ns(),
+        )
+        self.record = dataclasses.replace(self.record, jobs=tuple(jobs))
+        group_folder.write(self.folder, self.record)
 
     def close(self, result: GroupResult) -> None:
         """Write the result; afterwards the folder can be sent."""
@@ -275,6 +289,7 @@ def _make_params(group: Group) -> dict[str, str]:
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus),
+        **({} if group.pack is None else {group_record.PACK: str(group.pack.most)}),
         "profiler": group.profiler.name,
         **({"exclusive_process": str(group.gpu.exclusive_process).lower()} if group.device.is_gpu else {}),
         **({"job_memory_mib": str(group.gpu.job_memory_mib)} if group.device.is_simulated else {}),

@@ -24,7 +24,7 @@ import psutil
 from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.marks import NO_MARKS, join
 from pipeline.base.domain.protocols import Listener, Profiler, RunningGroup, Sharing, ShowGroup, Slots
-from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
+from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, PackSettings, Required, Result, Slot
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
@@ -53,6 +53,7 @@ from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
 from pipeline.record.spool import Spool, SpoolRun
 from pipeline.record.tracking_sender import Sender
+from pipeline.study.pack_run import PackRun
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
@@ -299,6 +300,9 @@ class GroupExecution:
         self.fields = Fields(listener.table for listener in self.helpers)
         running_group.tables = self.fields.tables
         self.record.add_artifact(layout.FIELDS, self.fields.as_json())
+        if group.pack is not None:
+            self._run_pack(group.pack, running_group, slots, profiler, stack)
+            return
         stack.enter_context(self.resources.show_group(group, running_group))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
@@ -315,6 +319,24 @@ class GroupExecution:
                     self._measure(running, slots, starts, profiler)
             if running.went_wrong and not go_on:
                 break
+
+    def _run_pack(
+        self, settings: PackSettings, running_group: RunningGroup, slots: Slots, profiler: Profiler, stack: UndoStack
+    ) -> None:
+        self.phases.begin(phases.WINDOW)
+        self._refuse_missing_files(self.group.jobs)
+        pack = PackRun(
+            self.group, settings, self.record, lambda job: self._start(job, slots.slots[job.index], profiler)
+        )
+        self.batches.append(pack.states)
+        running_group.describe = pack.summarize
+        stack.enter_context(self.resources.show_group(self.group, running_group))
+        files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
+        with UndoStack() as processes:
+            running = processes.enter_context(JobGroup([], files, self.group.limits, block=self.group.block))
+            running_group.pids = running.pids
+            pack.run(running, running_group, slots.verify)
+        self.tags[Tag.PACK] = pack.describe()
 
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
         group = self.group

@@ -36,7 +36,7 @@ from pipeline.record.group_folder import Survey
 from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
-from pipeline.study import executor, plans, stored_results, summary
+from pipeline.study import executor, pack_trials, plans, stored_results, summary
 from pipeline.study.climb import Climb
 from pipeline.study.group_execution import StudyResources
 from pipeline.study.stopping_rule import StoppingRule
@@ -110,6 +110,9 @@ class StudyRun:
         groups, finished_rows = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
             groups, finished_rows = stored_results.divide(self.request, self.plan, self.inventory)
+            if self.config.pack.trials is not None:
+                groups, ended_rows = pack_trials.select_unended(self.request, groups)
+                finished_rows += ended_rows
         if self.rule is not None:
             self.rule.refuse_other_gpus(finished_rows)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
@@ -319,6 +322,8 @@ class StudyRun:
                 options = self.request.invocation.words_of_launcher or self.request.invocation.words
                 answer = self.climb.answer(self._list_latest_rows(), options)
                 sys.stdout.writelines(f"{line}\n" for line in answer)
+            elif self.rows and self.config.pack.trials is not None:
+                sys.stdout.writelines(f"{line}\n" for row in self.rows for line in pack_trials.describe(row))
             elif self.rows:
                 # rows are still being sent
                 journals = [Journal(Path(self.config.gpu.lock_dir), device.uuid) for device in self.plan.devices]

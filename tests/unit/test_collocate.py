@@ -176,3 +176,20 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
         stopped.value.code == 2
         and "error: --minutes: 'soon' is not a number; write a number" in capsys.readouterr().err
     )
+
+
+def test_pack_is_the_study_of_that_name_with_its_options(capsys):
+    import collocate as module
+
+    words = ["--mode", "mps", "gpu=cpu", "--check", "10%", "--resume", "--", "t.py", "--lr", "{1,2}"]
+    assert module._expand_pack(words) == [
+        *("+experiment=pack", "gpu=cpu", "scenario=mps", "pack.check_pct=10", "resume=true"),
+        *("--", "t.py", "--lr", "{1,2}"),
+    ]
+    assert module._expand_pack(["--jobs", "a b.txt", "--most", "4"]) == [
+        *("+experiment=pack", "pack.trials='a b.txt'", "pack.most=4")
+    ]
+    for wrong in ([], ["--jobs", "t.txt", "--", "t.py", "{1,2}"]):
+        with pytest.raises(SystemExit):
+            module._expand_pack(wrong)
+    assert "error: pack names no trial; write collocate pack -- train.py --lr '{1e-1,1e-2}'" in capsys.readouterr().err

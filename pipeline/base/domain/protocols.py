@@ -26,6 +26,7 @@ class RunningGroup:
         samples: all samples so far, in order of arrival; the sequence may grow while it is read.
         tables: quantities of each listener, once all listeners have started.
         pids: function that returns the PID of each running job by its index; jobs may share a process.
+        describe: function that returns the progress of a pack in one line; `None` for other groups.
     """
 
     device: Device
@@ -34,6 +35,7 @@ class RunningGroup:
     samples: Sequence[Sample]
     tables: Sequence[FieldTable] = ()
     pids: Callable[[], Mapping[int, int]] = dict
+    describe: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

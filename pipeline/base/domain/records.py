@@ -338,6 +338,19 @@ CO_RUNNERS = "co-runners"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackSettings:
+    """The settings of a group whose jobs are trials.
+
+    Attributes:
+        most: largest number of trials at a time.
+        check_share: share of the time in which one trial runs alone, for comparison.
+    """
+
+    most: int
+    check_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Jobs that run together once, co-runners last. The unit of execution, of an MLflow parent run and of `resume`.
 
@@ -361,6 +374,7 @@ class Group:
         layout: result of `Sharing.check` at planning, which only the sharing mode reads; `None` if it plans nothing.
         short_name: the name without what is equal in all groups of the study; `display_name` falls back to the name.
         selector: the value of `only` that selects this group, equal in every block: `PLAN:NUMBER`.
+        pack: settings of a pack, whose jobs are trials that come and go; `None` for jobs that start together.
     """
 
     number: int
@@ -394,6 +408,13 @@ class Group:
     layout: object = field(default=None, compare=False)
     short_name: str = ""
     selector: str = ""
+    pack: PackSettings | None = None
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of jobs that run at the same time."""
+        number = 1 if self.sequential else len(self.jobs)
+        return number if self.pack is None else min(number, self.pack.most)
 
     @property
     def display_name(self) -> str:

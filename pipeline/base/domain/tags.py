@@ -57,6 +57,7 @@ class Tag(StrEnum):
     LEFT_OUT = f"{PREFIX}left_out"
     DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"
+    PACK = f"{PREFIX}pack"  # what a pack did and what it gained
     NO_REPORT = f"{PREFIX}no_report"
     EXIT_STATUS = f"{PREFIX}exit_status"
     PID = f"{PREFIX}pid"

@@ -21,10 +21,11 @@ from pipeline.base.system.paths import PROJECT_DIR
 COMMAND = "collocate"
 VARIABLE = "COLLOCATION_COMMAND"
 """The variable set by the command; jobs do not inherit it."""
-RUN, ADVISE = "run", "advise"
+RUN, ADVISE, PACK = "run", "advise", "pack"
 PROGRAMS = {
     RUN: "measure jobs side by side",
     ADVISE: "find how many copies of a job to run, and in which sharing mode",
+    PACK: "run many trials, several at a time: as many as gain from it",
     "report": "write a study's page, figures and tables; export it to one file",
     "share": "turn a study into an entry of the public table",
     "gpu": "show, partition, check and clean up GPUs",

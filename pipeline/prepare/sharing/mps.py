@@ -66,9 +66,9 @@ class Mps(MpsOptions):
         refusals.refuse_cpus(group)
         refusals.refuse_mig(group)
         if device.parent is None:
-            refuse_too_many(group, len(group.jobs))
+            refuse_too_many(group, group.most_at_once)
         else:
-            refuse_too_many(group, len(group.jobs), device.name, assignment.read_share(device))
+            refuse_too_many(group, group.most_at_once, device.name, assignment.read_share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:

@@ -18,7 +18,7 @@ class Naive:
     def check(self, group: Group) -> None:
         refusals.refuse_mig(group)
         compute_mode.refuse_exclusive(group)
-        compute_mode.refuse_forbidden(group, 1 if group.sequential else len(group.jobs))
+        compute_mode.refuse_forbidden(group, group.most_at_once)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()

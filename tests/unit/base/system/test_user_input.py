@@ -56,7 +56,9 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"error: COMMAND: 'nope' is unknown; choose from {', '.join(COMMANDS)}\n"
 
 
-@pytest.mark.parametrize("name", [name for name in entry_points.PROGRAMS if name not in (_RUN, entry_points.ADVISE)])
+@pytest.mark.parametrize(
+    "name", [name for name in entry_points.PROGRAMS if name not in (_RUN, entry_points.ADVISE, entry_points.PACK)]
+)
 def test_every_command_refuses_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(entry_points.module_of(name))
     if hasattr(module, "__path__"):
