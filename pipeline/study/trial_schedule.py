@@ -99,7 +99,7 @@ class TrialSchedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial is left to run."""
+        """True if no trial is left to run."""
         return not (self._waiting or self._alone or self.running or self.held)
 
     @property
@@ -258,7 +258,7 @@ class TrialSchedule:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether every running trial works: each has reported a rate."""
+        """True if every running trial works: each has reported a rate."""
         return bool(self.running) and self._warm.issuperset(self.running)
 
     def _count_fitting(self) -> int:

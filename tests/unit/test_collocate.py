@@ -99,7 +99,7 @@ def test_a_program_that_is_not_there_is_refused_in_one_line(site, user_dir):
     done = collocate(site, user_dir, "runn")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "error: collocate has no program runn; did you mean run? Or choose one of run, advise, report, "
+        "error: collocate has no program runn; did you mean run? Or choose one of run, advise, pack, report, "
     )
     assert done.stderr.count("\n") == 1
 
