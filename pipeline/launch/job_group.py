@@ -169,14 +169,21 @@ class JobGroup:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(state.pid, signum)
 
-    def release_ready(self, limit_s: float) -> None:
-        """Let each job begin as soon as it is ready, until a job has ended or the limit is over."""
+    def release_ready(self, limit_s: float, admit: Callable[[JobState], None]) -> None:
+        """Let each job begin as soon as it is ready, until a job has ended or the limit is over.
+
+        `admit` is called with a job before it begins; if the job's state then has a fault, the job is killed instead.
+        """
         deadline_ns = _compute_deadline(limit_s)
 
         def has_news() -> bool:
             for state in self.states:
-                if state.said.is_ready and state.released_ns is None:
-                    self.release([state])
+                if state.said.is_ready and state.released_ns is None and not state.went_wrong:
+                    admit(state)
+                    if state.went_wrong:
+                        self._signal_job(state, signal.SIGKILL)
+                    else:
+                        self.release([state])
             return any(state.has_ended for state in self.states)
 
         self._channel.pump(has_news, deadline_ns)

@@ -335,8 +335,16 @@ class GroupExecution:
         with UndoStack() as processes:
             running = processes.enter_context(JobGroup([], files, self.group.limits, block=self.group.block))
             running_group.pids = running.pids
-            pack.run(running, running_group, slots.verify)
+            pack.run(running, running_group, partial(self._admit, slots))
         self.tags[Tag.PACK] = pack.describe()
+
+    def _admit(self, slots: Slots, state: JobState) -> None:
+        """Charge a trial's memory on a simulated GPU, and check the trial's place on the device."""
+        if self.resources.rehearsal is not None:
+            python = str(self.resources.interpreters[state.job.workload.env].python)
+            self.resources.rehearsal.charge([state], slots.slots, [python], self.group.gpu.job_memory_mib)
+        if not state.went_wrong and state.working_pid is not None:
+            slots.verify({state.job.index: state.working_pid})
 
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
         group = self.group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from pipeline.observe import endings
 from pipeline.observe.live_rate import LiveRate
 from pipeline.observe.sample_figures import Fields
 from pipeline.record.spool import SpoolRun
-from pipeline.study.trial_schedule import Move, Step, TrialSchedule
+from pipeline.study.trial_schedule import LEAST_TURNS, Move, Step, TrialSchedule
 
 _LOOK_S = 0.5
 """Time after which rates and memory are read, if no trial ends before."""
@@ -40,7 +40,7 @@ class PackRun:
     def __init__(
         self, group: Group, settings: PackSettings, record: SpoolRun, start: Callable[[Job], JobStart]
     ) -> None:
-        self._group, self._record, self._start = group, record, start
+        self._group, self._settings, self._record, self._start = group, settings, record, start
         self._schedule = TrialSchedule(len(group.jobs), most=settings.most, check_share=settings.check_share)
         self.states: list[JobState] = []
         self._live: dict[int, JobState] = {}
@@ -49,17 +49,14 @@ class PackRun:
         self._num_ended, self._most_at_once = 0, 1
         self._begin_s = time.monotonic()
 
-    def run(self, jobs: JobGroup, running_group: RunningGroup, verify: Callable[[Mapping[int, int]], None]) -> None:
-        """Run all trials to their ends; `verify` checks the first one's place on the device."""
-        fields, is_verified = Fields(running_group.tables), False
+    def run(self, jobs: JobGroup, running_group: RunningGroup, admit: Callable[[JobState], None]) -> None:
+        """Run all trials to their ends; `admit` is called with each one before it begins."""
+        fields = Fields(running_group.tables)
         while not self._schedule.is_over:
             with interrupts.hold_interrupts():
                 for move in self._schedule.choose(time.monotonic()):
                     self._carry_out(move, jobs)
-            jobs.release_ready(_LOOK_S)
-            if not is_verified and any(state.released_ns for state in jobs.states):
-                is_verified = True
-                verify(jobs.pids())
+            jobs.release_ready(_LOOK_S, admit)
             with interrupts.hold_interrupts():
                 for state in list(self._live.values()):
                     if state.has_ended or state.started is None:
@@ -71,10 +68,11 @@ class PackRun:
         took_s = time.monotonic() - self._begin_s
         trials = format_count(len(self._group.jobs), "trial")
         text = f"{trials} in {format_duration(took_s)}, up to {self._most_at_once} at a time ({self._group.scenario})"
-        if (serial := self._schedule.estimate_serial_s()) is None:
-            return text
-        expected, least, most = map(format_duration, serial)
         turns = format_count(len(self._schedule.turns), "turn")
+        if (serial := self._schedule.estimate_serial_s()) is None:
+            is_short = self._settings.check_share > 0
+            return text + f"; {turns} of a trial alone, but a comparison needs {LEAST_TURNS}" * is_short
+        expected, least, most = map(format_duration, serial)
         return f"{text}; one at a time {expected} ({least} to {most}, from {turns} in which one trial ran alone)"
 
     def _carry_out(self, move: Move, jobs: JobGroup) -> None:

@@ -32,7 +32,8 @@ _STARVED = 1 / 3
 _ENDS_UNTIL_RETRY = 6
 """Ended trials after which a number that gained nothing is tried again; doubled each time."""
 _MEMORY_SHARE = 0.95
-_LEAST_TURNS = 3
+LEAST_TURNS, _VALUES_OF_TURN = 3, 4
+"""Turns of an estimate, and values of a rate after which a turn ends."""
 _QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom."""
 
@@ -327,7 +328,7 @@ class TrialSchedule:
         assert self._turn is not None
         trial, end_s = self._turn
         alone = self._rates.get(trial, ())
-        if trial in self.running and now_s < end_s and len(alone) < _MOST_VALUES:
+        if trial in self.running and now_s < end_s and len(alone) < _VALUES_OF_TURN:
             return []
         if len(alone) >= _LEAST_VALUES:
             ratio = statistics.fmean(self._accepted_rates[trial]) / statistics.fmean(alone)
@@ -344,7 +345,7 @@ class TrialSchedule:
         While `n` trials ran, each at the part `ratio` of its rate alone, one at a time would have taken `n * ratio`
         times as long. A number without turns gains as much as the nearest ones, which widens the interval.
         """
-        if len(self.turns) < _LEAST_TURNS:
+        if len(self.turns) < LEAST_TURNS:
             return None
         by_number: dict[int, list[float]] = defaultdict(list)
         for turn in self.turns:

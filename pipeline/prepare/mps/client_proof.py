@@ -23,10 +23,14 @@ _WATCH_S = 0.5
 class MpsSlots:
     """One slot per job, and the proof that each job is a client of its server.
 
-    Slots and servers are in the order of the jobs.
+    Slots and servers are in the order of the jobs. `verify` is called once, or in a pack for each trial; there, one
+    trial that is a client proves all, because the others may fail before they use the GPU.
     """
 
-    def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job], *, is_pack: bool = False
+    ) -> None:
+        self._is_pack, self._is_pack_proved = is_pack, False
         self.slots = slots
         self._servers = servers
         # Unmodified scripts do not wait at the barrier, and initialise CUDA at an unknown time.
@@ -38,14 +42,16 @@ class MpsSlots:
 
     def verify(self, pids: Mapping[int, int]) -> None:
         """Check the jobs now, but unmodified scripts while they run: they do not report when they initialise CUDA."""
+        if self._is_pack_proved:
+            return
         due = {index: pid for index, pid in pids.items() if index not in self._late}
         deadline = time.monotonic() + _PROOF_LIMIT_S
         while due := self._find_bypassing(due):
             if time.monotonic() > deadline:
                 raise self._explain_bypass(due)
             time.sleep(_LOOK_S)
-        self._unproved = {index: pid for index, pid in pids.items() if index in self._late}
-        if self._unproved:
+        self._unproved = self._unproved | {index: pid for index, pid in pids.items() if index in self._late}
+        if self._unproved and self._watcher is None:
             self._watcher = threading.Thread(target=self._look_for_clients, name="mps-clients", daemon=True)
             self._watcher.start()
 
@@ -61,17 +67,22 @@ class MpsSlots:
 
     def check_scripts(self) -> None:
         """Raise SharingError if an unmodified script was never a client while it ran."""
-        if self._unproved:
+        if self._unproved and not self._is_pack_proved:
             raise self._explain_bypass(self._unproved)
 
     def _look_for_clients(self) -> None:
         while not self._stop.wait(_WATCH_S):
             try:
-                self._unproved = self._find_bypassing(self._unproved)
+                watched = self._unproved
+                remaining = self._find_bypassing(watched)
+                if self._is_pack:
+                    self._is_pack_proved = len(remaining) < len(watched)
+                else:
+                    self._unproved = remaining
             except SharingError as error:
                 log.debug("looking for MPS clients: %s", error)  # `MpsDaemon.check_health` reports the cause
                 return
-            if not self._unproved:
+            if self._is_pack_proved or not self._unproved:
                 return
 
     def _find_bypassing(self, pids: Mapping[int, int]) -> dict[int, int]:

@@ -126,7 +126,7 @@ class Mps(MpsOptions):
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
             environ = dict(place.environ) | pipes | variables
             slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
-        under_mps = MpsSlots(slots, servers, group.jobs)
+        under_mps = MpsSlots(slots, servers, group.jobs, is_pack=group.pack is not None)
         with under_mps.watch():
             yield under_mps
         for server in dict.fromkeys(servers):
