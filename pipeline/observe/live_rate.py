@@ -13,7 +13,7 @@ from pipeline.base.system import regular_files
 from pipeline.launch.job_state import JobState
 from pipeline.observe.output_rates import OutputReader
 
-_USUAL_PATTERNS = ("([0-9.]+) ?it/s", r"([0-9][0-9.,]*) ?[A-Za-z]+(?:/| per )s(?:ec|econd)?\b")
+_USUAL_PATTERNS = ("([0-9.]+) ?it/s", r"([0-9][0-9.,]*)[kKMG]? ?[A-Za-z]+(?:/| per )s(?:ec|econd)?\b")
 """Patterns of rates if the user names none: those of progress bars, then any `5130.4 samples/s`."""
 _MOST_BYTES = 1 << 16
 _BREAK = re.compile(rb"[\r\n]+")

@@ -19,6 +19,7 @@ from pipeline.base.domain.records import Result, Slot
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import leftovers
+from pipeline.launch.job_state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder, group_record, sample_series
 from pipeline.record.group_record import Clock
@@ -169,6 +170,29 @@ def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
     assert second == open_record.jobs[1]
     assert group_folder.survey(tmp_path / "spool").ready == (folder,)
     assert group_record.read(folder) == closed
+
+
+def test_a_trial_of_a_pack_that_ended_before_its_killed_orchestrator_could_record_it_has_ended(tmp_path: Path) -> None:
+    running = {"result": None, "end_ns": None}
+    trials = tuple(child(index, **running) for index in range(4))
+    for params, results in (({group_record.PACK: "3"}, "oiii"), ({}, "iiii")):
+        folder = make_spool(tmp_path, replace(record(trials), params=params, **running), f"pack-{len(params)}")
+        events = [[("process_ended", 0)], [("process_ended", 3)], [("process_ended", 0), ("error", 1)], [("phase", 0)]]
+        for index, lines in enumerate(events):
+            rows = [{"event": kind, "t_ns": START + SECOND, "status": status, "name": "x"} for kind, status in lines]
+            text = "".join(f"{json.dumps(row)}\n" for row in rows)
+            (folder / "jobs" / str(index) / "events.jsonl").write_text(text)
+        group_folder.survey(tmp_path / "spool")
+        assert "".join(job.result[0] for job in group_record.read(folder).jobs if job.result) == results
+
+
+def test_a_job_that_ends_before_the_others_is_on_disk_at_once(tmp_path, a_group):
+    with pytest.raises(RuntimeError), Spool(tmp_path, Recorded(), {}, {}).open(a_group) as run:
+        run.end_job(1, Ending(Result.FAILED, "exited with 3"), 3)
+        raise RuntimeError("the orchestrator itself broke")
+    (folder,) = group_folder.survey(tmp_path / "spool").ready
+    jobs = group_record.read(folder).jobs
+    assert [(job.result, job.exit_status) for job in jobs] == [(Result.INTERRUPTED, None), (Result.FAILED, 3)]
 
 
 def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import pytest
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import DeviceFacts, Group, Interpreter, Job, Slot
+from pipeline.base.domain.records import DeviceFacts, Group, Interpreter, Job, PackSettings, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
@@ -648,3 +648,17 @@ def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
     assert natural.warnings(make_bf16_group(GPU, degree=7)) == ()  # of which the capability is not known
     assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
     assert "wrong on this GPU" in MpsPercent(active_thread_pct=40).warnings(make_bf16_group(H100))[0]
+
+
+@pytest.mark.slow
+def test_in_a_pack_one_trial_proves_all_and_trials_that_fail_early_prove_nothing(folder, monkeypatch):
+    monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
+    group = group_in(folder, "a", jobs=write_scripts("a", "b", "c"), pack=PackSettings(most=2, check_share=0.0))
+    with prepare_group(folder, group) as slots:
+        slots.verify({0: 2**22 + 1})
+        with client(slots.slots[1], after_s=0.5, says=None) as pid:
+            slots.verify({1: pid})
+            assert "0-a" in list_unseen(slots)
+            wait_until(lambda: list_unseen(slots) == "")
+        slots.verify({2: 2**22 + 2})
+        assert list_unseen(slots) == ""
