@@ -122,7 +122,8 @@ class _Drawer:
             if self.running.describe is not None and progress.job.index not in alive:
                 continue
             epoch = "-" if progress.epoch is None else str(progress.epoch)
-            rate = "-" if progress.per_s is None else work_units.format_rate(progress.per_s)
+            per_s = self.running.live_rates.get(progress.job.index, progress.per_s)
+            rate = "-" if per_s is None else work_units.format_rate(per_s)
             cells = (progress.job.name, progress.phase, epoch, rate, self._format_memory(progress.job.index))
             table.add_row(*map(Text, cells))  # rich would interpret a plain string as markup
         return table

@@ -42,10 +42,13 @@ _MASKED = (layout.GROUP, layout.UNCOMMITTED)
 
 
 class SpoolRun:
-    """One open record; `close` adds the result."""
+    """One open record; `close` adds the result. The record of a pack has only the trials that have begun."""
 
     def __init__(self, folder: Path, record: GroupRecord, sink: SampleLog) -> None:
         self.folder, self.sink, self.record = folder, sink, record
+        self._trials: tuple[JobRecord, ...] = ()
+        if group_record.PACK in record.params:
+            self.record, self._trials = dataclasses.replace(record, jobs=()), record.jobs
 
     @property
     def scratch(self) -> Path:
@@ -73,17 +76,21 @@ class SpoolRun:
             text = secrets.mask_text(text)
         (self.folder / layout.ARTIFACTS / name).write_text(escape_to_utf8(text), encoding="utf-8")
 
-    def end_job(self, index: int, ending: Ending, exit_status: int | None) -> None:
-        """Record on disk how a job ended, while others go on; if the orchestrator is killed, this job has ended."""
-        jobs = list(self.record.jobs)
-        jobs[index] = dataclasses.replace(
-            jobs[index],
-            result=ending.result,
-            reason=ending.reason,
-            exit_status=exit_status,
-            end_ns=time.monotonic_ns(),
-        )
-        self.record = dataclasses.replace(self.record, jobs=tuple(jobs))
+    def begin_trial(self, index: int, slot: Slot) -> None:
+        """Record on disk that a trial begins."""
+        trial = dataclasses.replace(self._trials[index], start_ns=time.monotonic_ns(), placement=slot.placement)
+        self._write_trial(trial)
+
+    def end_trial(self, index: int, ending: Ending, exit_status: int | None) -> None:
+        """Record on disk how a trial ended, so that it has ended although the orchestrator may be killed later."""
+        (trial,) = (trial for trial in self.record.jobs if trial.index == index)
+        trial = dataclasses.replace(trial, result=ending.result, reason=ending.reason, end_ns=time.monotonic_ns())
+        self._write_trial(dataclasses.replace(trial, exit_status=exit_status))
+
+    def _write_trial(self, trial: JobRecord) -> None:
+        others = (other for other in self.record.jobs if other.index != trial.index)
+        trials = sorted((*others, trial), key=lambda recorded: recorded.index)
+        self.record = dataclasses.replace(self.record, jobs=tuple(trials))
         group_folder.write(self.folder, self.record)
 
     def close(self, result: GroupResult) -> None:

@@ -81,7 +81,9 @@ class PackRun:
         elif move.step is Step.CONTINUE:
             jobs.resume_process(self._live[move.trial])
         else:
-            state = jobs.add(self._start(self._group.jobs[move.trial]))
+            start = self._start(self._group.jobs[move.trial])
+            self._record.begin_trial(move.trial, start.slot)
+            state = jobs.add(start)
             self.states[:] = [earlier for earlier in self.states if earlier.job.index != move.trial] + [state]
             self._live[move.trial], self._rates[move.trial] = state, LiveRate(state)
         self._most_at_once = max(self._most_at_once, len(self._schedule.running))
@@ -102,7 +104,7 @@ class PackRun:
             _set_aside(state.folder)
             words.say(f"    {spell_trial(state.job)}: out of memory; it starts again alone at the end")
             return
-        self._record.end_job(index, ending, state.ended.status)
+        self._record.end_trial(index, ending, state.ended.status)
         self._num_ended += 1
         lifetime = state.lifetime
         took_s = (lifetime.end_ns - lifetime.begin_ns) / 1e9 if state.has_ended else 0.0
@@ -125,6 +127,7 @@ class PackRun:
         for index in self._schedule.running:
             if (rate := self._rates[index].read()) is not None:
                 self._schedule.add_rate(index, rate)
+                running_group.live_rates[index] = rate
         samples = running_group.samples[-_READ_SAMPLES:]
         used_mib = sum(fields.read_live_memory_mib(samples, index) or 0.0 for index in self._live)
         total_mib = running_group.device.memory_mib

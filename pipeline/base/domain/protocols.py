@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,7 @@ class RunningGroup:
         tables: quantities of each listener, once all listeners have started.
         pids: function that returns the PID of each running job by its index; jobs may share a process.
         describe: function that returns the progress of a pack in one line; `None` for other groups.
+        live_rates: newest rates that trials of a pack printed, by the index of the job.
     """
 
     device: Device
@@ -36,6 +37,7 @@ class RunningGroup:
     tables: Sequence[FieldTable] = ()
     pids: Callable[[], Mapping[int, int]] = dict
     describe: Callable[[], str] | None = None
+    live_rates: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.domain.layout import SAMPLE_TABLE
-from pipeline.base.domain.records import Result, Slot
+from pipeline.base.domain.records import PackSettings, Result, Slot
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import leftovers
@@ -186,9 +186,13 @@ def test_a_trial_of_a_pack_that_ended_before_its_killed_orchestrator_could_recor
         assert "".join(job.result[0] for job in group_record.read(folder).jobs if job.result) == results
 
 
-def test_a_job_that_ends_before_the_others_is_on_disk_at_once(tmp_path, a_group):
-    with pytest.raises(RuntimeError), Spool(tmp_path, Recorded(), {}, {}).open(a_group) as run:
-        run.end_job(1, Ending(Result.FAILED, "exited with 3"), 3)
+def test_a_trial_is_on_disk_from_its_begin_and_its_end_at_once(tmp_path):
+    a_pack = group("a", "b", "c", pack=PackSettings(most=2, check_share=0.0))
+    with pytest.raises(RuntimeError), Spool(tmp_path, Recorded(), {}, {}).open(a_pack) as run:
+        assert group_record.read(run.folder).jobs == ()
+        for index in (0, 1):
+            run.begin_trial(index, Slot(visible_devices="GPU-1"))
+        run.end_trial(1, Ending(Result.FAILED, "exited with 3"), 3)
         raise RuntimeError("the orchestrator itself broke")
     (folder,) = group_folder.survey(tmp_path / "spool").ready
     jobs = group_record.read(folder).jobs
