@@ -70,8 +70,8 @@ class PackRun:
         text = f"{trials} in {format_duration(took_s)}, up to {self._most_at_once} at a time ({self._group.scenario})"
         turns = format_count(len(self._schedule.turns), "turn")
         if (serial := self._schedule.estimate_serial_s()) is None:
-            is_short = self._settings.check_share > 0
-            return text + f"; {turns} of a trial alone, but a comparison needs {LEAST_TURNS}" * is_short
+            claim = f"; no comparison with one at a time, because only {turns} of {LEAST_TURNS} were possible"
+            return text + claim * (self._settings.check_share > 0)
         expected, least, most = map(format_duration, serial)
         return f"{text}; one at a time {expected} ({least} to {most}, from {turns} in which one trial ran alone)"
 

@@ -24,7 +24,7 @@ from pipeline.clean.journal import Journal
 from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import endings, phases
 from pipeline.observe.baseline_comparison import Comparison
-from pipeline.observe.group_result import GroupResult
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import MemoryForecast, Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import plan_builder, plan_text
@@ -62,6 +62,8 @@ class StudyRun:
         self.rows: list[GroupResult] = []
         self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
+        self.is_pack = self.config.pack.trials is not None
+        self.ended_trials: list[JobResult] = []  # trials of a pack that earlier starts ended
         self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
         num_compared = len(plan_builder.select_compared(plan.groups))
@@ -108,11 +110,12 @@ class StudyRun:
             self._wait_for_store()  # an existing local store is opened while the first jobs start
         self._send_leftovers()
         groups, finished_rows = self.plan.groups, list[GroupResult]()
-        if self.config.resume != Resume.NO:
+        if self.config.resume != Resume.NO and self.is_pack:
+            pack, self.ended_trials = pack_trials.divide(self.request, groups[0])
+            groups = (pack,) if pack.jobs else ()
+            finished_rows = [] if pack.jobs else [pack_trials.make_row(pack, self.ended_trials)]
+        elif self.config.resume != Resume.NO:
             groups, finished_rows = stored_results.divide(self.request, self.plan, self.inventory)
-            if self.config.pack.trials is not None:
-                groups, ended_rows = pack_trials.select_unended(self.request, groups)
-                finished_rows += ended_rows
         if self.rule is not None:
             self.rule.refuse_other_gpus(finished_rows)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
@@ -144,6 +147,7 @@ class StudyRun:
         is_whole = len(self.rows) == len(self.plan.groups)
         if self.climb is not None and self.climb.recommendation is None:
             return 1
+        is_whole = is_whole and not pack_trials.have_failed(self.rows, self.ended_trials)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _print_block_forecast(
@@ -322,8 +326,8 @@ class StudyRun:
                 options = self.request.invocation.words_of_launcher or self.request.invocation.words
                 answer = self.climb.answer(self._list_latest_rows(), options)
                 sys.stdout.writelines(f"{line}\n" for line in answer)
-            elif self.rows and self.config.pack.trials is not None:
-                sys.stdout.writelines(f"{line}\n" for row in self.rows for line in pack_trials.describe(row))
+            elif self.rows and self.is_pack:
+                sys.stdout.writelines(f"{line}\n" for line in pack_trials.describe(self.rows[0], self.ended_trials))
             elif self.rows:
                 # rows are still being sent
                 journals = [Journal(Path(self.config.gpu.lock_dir), device.uuid) for device in self.plan.devices]
@@ -388,7 +392,7 @@ class StudyRun:
 
     def _print_resume_command(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
-        num_failed = sum(not row.result.is_finding for row in self.rows)
+        num_failed = 0 if self.is_pack else sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):
             most = "" if self.plan.goal is None else "at most "  # the goal may be reached before
             parts = [f"{most}{num_missing} not finished"] * bool(num_missing)
@@ -404,5 +408,5 @@ class StudyRun:
 
     def _print_time_shares(self, elapsed_s: float, finished_rows: Sequence[GroupResult]) -> None:
         new_metrics = [row.metrics for row in self.rows[len(finished_rows) :]]
-        if share := phases.describe_shares(new_metrics, elapsed_s):
+        if not self.is_pack and (share := phases.describe_shares(new_metrics, elapsed_s)):
             words.say(f"{format_count(len(new_metrics), 'group')} in {format_duration(elapsed_s)}: {share}")

@@ -103,11 +103,6 @@ class TrialSchedule:
         """True if no trial is left to run."""
         return not (self._waiting or self._alone or self.running or self.held)
 
-    @property
-    def num_waiting(self) -> int:
-        """The number of trials that were not started yet, or are to be started again."""
-        return len(self._waiting) + len(self._alone)
-
     def add_rate(self, trial: int, rate: float) -> None:
         """Note a rate that a running trial has reported."""
         if trial not in self.running or not 0 < rate < math.inf:

@@ -86,7 +86,9 @@ def test_each_trial_is_a_run_with_its_folder_and_status_and_a_failure_stops_no_o
         assert names == ([] if trial.data.tags["collocation.exit_status"] == "3" else ["output/result.txt"])
     assert "4 ok, 1 failed" in out and "5 of 5 ended" in err
     assert not (tmp_path / "result.txt").exists()
-    assert run(*pack(log, "--fail", "3", num=5, options=["resume=true"]))[0] == 1
+    status, out, err = run(*pack(log, "--fail", "3", num=5, options=["resume=true"]))
+    assert status == 1 and "resume: 5 of 5 trials have ended" in err, err
+    assert "4 ok, 1 failed" in out and "trial 2-trial " in out and "ended with status 3" in out
     assert count(log).total() == 9
 
 
@@ -127,9 +129,10 @@ def test_ctrl_c_ends_the_trials_and_the_rest_runs_after_it(start, run, log, clie
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     ended = {event for event in count(log) if event.startswith("end")}
-    status, _, err = run(*pack(log, "--seconds", "0.8", num=6, options=["resume=true"]))
+    status, out, err = run(*pack(log, "--seconds", "0.8", num=6, options=["resume=true"]))
     assert status == 0 and f"resume: {len(ended)} of 6 trials have ended" in err, err
     assert all(count(log)[f"end {x}"] == 1 for x in range(1, 7))
+    assert "6 ok" in out
 
 
 def test_a_trial_without_memory_beside_others_starts_again_alone(run, client, tmp_path):

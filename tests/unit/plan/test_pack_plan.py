@@ -71,6 +71,7 @@ def test_a_file_names_the_trials(plan_pack, scripts):
         (["scenario=mig", *TRIALS], "under scenario=naive or mps; remove mix, degree"),
         (["degree=2", *TRIALS], "remove mix, degree"),
         (["pack.trials=none.txt"], r"pack\.trials=none\.txt cannot be read: No such file or directory; check the path"),
+        (["repeats=2", *TRIALS], r"pack\.trials=braces is one group, not 2; remove sweeps, repeats and baseline"),
         (["pack.most=0", *TRIALS], r"pack\.most=0 must be at least 1"),
     ],
 )
