@@ -19,6 +19,7 @@ from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.interrupts import Interrupted
+from pipeline.launch import event_reader
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import causes, endings, group_row
@@ -638,3 +639,14 @@ def test_the_cause_in_an_engine_process_of_vllm_is_found(judge_texts, message, c
     assert judge_texts(written) == Cause(f"ValueError: {message}", is_oom=True)
     other = add_prefix(child, IN_VLLM.format("bad model")) + add_prefix(parent, OF_ITS_PARENT)
     assert judge_texts(other) == Cause("ValueError: bad model")
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "interrupted", "result"), [(2, True, Result.INTERRUPTED), (1, True, Result.OK), (2, False, Result.OK)]
+)
+def test_a_script_that_exits_with_0_after_a_signal_of_the_user_was_interrupted(tmp_path, ended_s, interrupted, result):
+    events = [{"event": "started", "t_ns": 0}, {"event": "process_ended", "t_ns": ended_s * S, "status": 0}]
+    (job,) = group("a").jobs
+    ended = state(tmp_path, job, events, was_signalled=True, signalled_ns=3 * S // 2)
+    log = event_reader.read(ended.folder / "events.jsonl", ended.lifetime)
+    assert endings.judge_job(ended, log, interrupted=interrupted).result is result
