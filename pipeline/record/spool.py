@@ -88,8 +88,8 @@ class SpoolRun:
         self._write_trial(dataclasses.replace(trial, exit_status=exit_status))
 
     def _write_trial(self, trial: JobRecord) -> None:
-        others = (other for other in self.record.jobs if other.index != trial.index)
-        trials = sorted((*others, trial), key=lambda recorded: recorded.index)
+        trials_begun = {recorded.index: recorded for recorded in self.record.jobs} | {trial.index: trial}
+        trials = [trials_begun[index] for index in sorted(trials_begun)]
         self.record = dataclasses.replace(self.record, jobs=tuple(trials))
         group_folder.write(self.folder, self.record)
 

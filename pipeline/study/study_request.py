@@ -36,19 +36,8 @@ from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduc
 
 # Keys that apply to the complete study; a sweep cannot vary them.
 _STUDY_KEYS = (
-    *(
-        "pack",
-        "tracking",
-        "listeners",
-        "exporter",
-        "order",
-        "resume",
-        "warm_start",
-        "dry_run",
-        "time_limit_s",
-        "reproduce",
-    ),
-    *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
+    *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
+    *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only", "pack"),
     *("precision_goal_pct", "repeats_max", "advise_minutes", "memory", "on_failure", "on_end"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate", "gpu.idle_power_s", "gpu.waiting_power_s"),
 )
