@@ -84,6 +84,9 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
     notes += _list_notes(shared_group, inventory, is_other_window=is_other_window)
+    if shared_group.pack is not None:
+        first, last = (dict(job.workload.params).get(group_names.ARGUMENTS, "") for job in (jobs[0], jobs[-1]))
+        notes.append(f"{len(jobs)} trials, at most {shared_group.most_at_once} at a time: {first} ... {last}")
     in_turn = _make_serial(shared_group, jobs)
     distinct: dict[str, tuple[Job, Window]] = {}
     for job, workload in zip(jobs, workloads, strict=True):

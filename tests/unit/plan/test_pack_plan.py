@@ -48,6 +48,11 @@ def test_a_pack_is_one_group_with_a_job_for_each_trial(plan_pack):
     assert dataclasses.replace(group, pack=None).most_at_once == 6
 
 
+def test_the_plan_notes_the_trials(make_plan):
+    plan = make_plan(user_command.make_overrides(["+experiment=pack", *TRIALS]))
+    assert "6 trials, at most 6 at a time: --lr 0.1 --seed 1 ... --lr 0.01 --seed 3" in plan.notes
+
+
 def test_mps_limits_the_trials_at_a_time_and_not_their_number(plan_pack):
     words = ["--", "train.py", "--seed", "{1..100}"]
     assert len(plan_pack("scenario=mps", *words, device=GPU).jobs) == 100
