@@ -18,11 +18,12 @@ from pipeline.report import entries
 from pipeline.report.entries import Entry
 from pipeline.report.evaluate.entry import CPU
 from pipeline.report.evaluate.public_table import OVER_GRAPH, Find, PublicRow, find_surprises, make_rows
+from pipeline.report.page.table_format import round_value
 
 COMMAND = "community"
 PAGE = Path("docs/community.md")
 _BEGIN, _END = "<!-- The table is written by `make community`. -->\n", "<!-- Here it ends. -->"
-_HEADS = ("workload", "mode", "copies", "over one CUDA graph", "over serial", "energy", "host", "machines")
+_HEADS = ("workload", "mode", "copies", "over one CUDA graph", "over serial", "energy", "one alone", "machines")
 _FIGURES: tuple[Find, ...] = (OVER_GRAPH, attrgetter("over_serial"), attrgetter("energy"))
 
 
@@ -101,15 +102,16 @@ def _make_line(row: PublicRow, accepted: Sequence[Entry]) -> str:
     words = f"{row.device} {row.label} {row.mode} {row.degree}"
     place = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
     entries_of_row = [accepted[number] for number in row.members]
-    loops = [loop for entry in entries_of_row if (loop := entry.evaluation.host_loop_ms) is not None]
-    host = " to ".join(dict.fromkeys(f"{find(loops):.1f}" for find in (min, max))) + " ms" if loops else ""
+    rates = row.list_medians(attrgetter("alone"))
+    unit = next(iter(row.members.values())).unit
+    alone = " to ".join(dict.fromkeys(round_value(find(rates)) for find in (min, max))) if rates else ""
     links = ", ".join(f'<a href="{_find_report(entry)}">{entry.evaluation.date}</a>' for entry in entries_of_row)
     cells = [
         f'<a href="#{place}">{_escape(row.label)}</a>',
         _escape(row.mode),
         str(row.degree),
         *(row.describe(find) for find in _FIGURES),
-        host,
+        _escape(f"{alone} {unit}/s") if alone else "",
         f"{len(row.machines)}: {links}",
     ]
     return f'<tr id="{place}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import re
-import statistics
 import tarfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,12 +60,15 @@ class EntryFigure(MeasuredCase):
     Attributes:
         over_graph, over_serial: speed over the fastest step mode alone, if that is a CUDA graph; over serial.
         energy: energy over that of the same work alone, in the same step mode as the speed.
+        alone, unit: rate of one job in serial, and its work unit; it follows the host if the job waits for it.
     """
 
     mode: str
     over_graph: Estimate | None
     over_serial: Estimate | None
     energy: Estimate | None
+    alone: Estimate | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,6 @@ class Evaluation:
         date: day of the first group, in UTC.
         gpus: UUIDs of the GPUs; of a CPU, names of the hosts.
         start: id of the start of the orchestrator.
-        host_loop_ms: median of the time in which the host launches a fixed number of kernels; `None` if unknown.
         promises: verdict of each promise of MIG, by its name, of an acceptance.
         refusals: reasons to refuse the bundle.
         notes: what is left out of the table, and why.
@@ -91,7 +92,6 @@ class Evaluation:
     gpus: tuple[str, ...]
     start: str
     num_groups: int
-    host_loop_ms: float | None = None
     figures: tuple[EntryFigure, ...] = ()
     promises: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[str, ...] = ()
@@ -116,7 +116,6 @@ def evaluate(bundle: Path, experiments: Sequence[str]) -> Evaluation:
     refusals += [] if figures else ["no valid group has a speed over its baseline"]
     first = min(study.rows, key=lambda row: row.start_ms)
     is_gpu = any(job.is_gpu for record in records for job in record.jobs)
-    loops = [row.metrics["host_loop_ms"] for row in study.rows if "host_loop_ms" in row.metrics]
     return Evaluation(
         experiment=experiment,
         device=first.device if is_gpu else f"{CPU}: {first.device}",
@@ -126,7 +125,6 @@ def evaluate(bundle: Path, experiments: Sequence[str]) -> Evaluation:
         gpus=tuple(sorted({row.gpu_uuid if is_gpu else row.facts.get("host", "") for row in study.rows})),
         start=first.start,
         num_groups=len(study.rows),
-        host_loop_ms=statistics.median(loops) if loops else None,
         figures=figures,
         refusals=tuple(refusals),
         notes=(*notes, *_find_omissions(study)),
@@ -164,11 +162,14 @@ def _evaluate_acceptance(bundle: Path) -> Evaluation:
 def _list_figures(study: Study) -> Iterator[EntryFigure]:
     cases = label_cases(study)
     by_place = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
-    for cell in make_cells(study):
+    cells = make_cells(study)
+    alone = {cell.case: cell for cell in cells if cell.sharing == SERIAL and cell.degree == 1}
+    for cell in cells:
         speeds = cell.figures
         if cell.is_derived or cell.sharing == SERIAL or not {BEST_SOLO, SPEEDUP} & speeds.keys():
             continue
         row = by_place[cell.case, cell.degree][0]
+        solo = alone.get(cell.case)
         is_over_graph = BEST_SOLO in speeds and "CUDA graph" in cell.best_solo
         yield EntryFigure(
             label=cell.case.label,
@@ -179,6 +180,8 @@ def _list_figures(study: Study) -> Iterator[EntryFigure]:
             over_graph=speeds[BEST_SOLO] if is_over_graph else speeds.get(SPEEDUP) if cell.uses_cuda_graphs else None,
             over_serial=None if cell.uses_cuda_graphs else speeds.get(SPEEDUP),
             energy=speeds.get(ENERGY_VS_BEST_SOLO if is_over_graph else ENERGY_VS_ALONE),
+            alone=None if solo is None else solo.figures.get(solo.throughput),
+            unit=cell.unit,
         )
 
 
