@@ -31,7 +31,7 @@ from pipeline.launch.interleaving import Slice
 from pipeline.observe import throughput
 from pipeline.observe.row_marks import FOREIGN_LOAD, MIN_OVERLAP_RATIO, describe_foreign_load
 from pipeline.observe.sample_figures import Window
-from pipeline.record.group_record import GroupRecord
+from pipeline.record.group_record import GroupRecord, JobRecord
 from pipeline.record.store import bundle_archive, bundle_reader
 from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, select_settings
 from pipeline.report.evaluate.cells import label_cases, make_cells
@@ -47,7 +47,9 @@ _TOLERANCE = 0.01
 """Relative difference between a rate and its time stamps above which an entry is refused, apart from whole steps."""
 _MOST_NAMED = 3
 _SEARCH, _WINDOW = "advise", "window"
-_TORCH = "job.torch"
+_TORCH, _OWN_PROGRAMS = "job.torch", "workloads/"
+UNCHECKED = "rates lack the time stamps of their steps or slices"
+"""The refusal of bundles that were measured before version 0.2.0, or from which files were removed."""
 _MOST_CHARACTERS = 120
 _MOST_JSON_BYTES = 1 << 22
 _ACCEPTANCE = "acceptance/acceptance.json"
@@ -269,15 +271,26 @@ def _check_group(record: GroupRecord, folder: Path) -> Iterator[tuple[str, str]]
     load = describe_foreign_load(record.jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0))
     if load and FOREIGN_LOAD not in f"{record.invalid}{record.note}" and not mode_of(record.scenario).gives_up:
         yield "a mark is missing", load
+    if kind in (WindowKind.STEADY, WindowKind.INTERLEAVED) and (record.scenario != SERIAL.name or len(jobs) == 1):
+        yield from _check_rates(record, kind, jobs, folder)
+
+
+def _check_rates(
+    record: GroupRecord, kind: WindowKind, jobs: Sequence[JobRecord], folder: Path
+) -> Iterator[tuple[str, str]]:
     windows = _read_windows(record, folder)
-    if kind is None or not windows:
-        return
     for job in jobs:
         log = event_reader.read(folder / job.folder / layout.EVENTS)
         unit = job.params.get(work_units.PARAM, "")
         rate = job.metrics.get(work_units.rate_of(unit)) if unit else None
-        again = throughput.compute_step_figures(kind, unit, log, windows).get(work_units.rate_of(unit))
-        if rate is None or again is None or log.requests is not None:
+        if rate is None or log.requests is not None:
+            continue
+        again = (
+            throughput.compute_step_figures(kind, unit, log, windows).get(work_units.rate_of(unit)) if windows else None
+        )
+        if again is None:
+            if job.params.get("script", "").startswith(_OWN_PROGRAMS):
+                yield UNCHECKED, f"job {job.name}"
             continue
         is_stalled = kind is WindowKind.STEADY and throughput.describe_stall(log, windows[0]) is not None
         if is_stalled and not record.invalid:
@@ -298,5 +311,4 @@ def _read_windows(record: GroupRecord, folder: Path) -> list[Window]:
         except (OSError, ValueError, TypeError):
             return []
     begin, end = (record.notes.get(name, "") for name in ("window_start_ns", "window_end_ns"))
-    is_one = kind is WindowKind.STEADY and (record.scenario != SERIAL.name or len(record.jobs) == 1)
-    return [(int(begin), int(end))] if is_one and begin.isdecimal() and end.isdecimal() else []
+    return [(int(begin), int(end))] if begin.isdecimal() and end.isdecimal() else []

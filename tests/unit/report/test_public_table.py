@@ -101,6 +101,14 @@ def name_another_gpu(record):
     record["device"] = record["settings"]["device"] = "NVIDIA H100 80GB HBM3"
 
 
+def remove(name):
+    def change(folder):
+        for path in folder.rglob(name):
+            path.unlink()
+
+    return change
+
+
 def claim_more_multiprocessors(record):
     record["facts"]["multiprocessors"] = "144"
 
@@ -138,6 +146,8 @@ EDITS = {
     "rates of jobs": (edit_shared(partial(scale_rates, with_total=False)), "the sum of its jobs"),
     "a mark of foreign load removed": (edit_shared(load_the_host), "while other programs used"),
     "a mark of low overlap removed": (edit_shared(overlap_little), "overlapped for 0.50"),
+    "times of slices removed": (remove("slices.json"), "rates lack the time stamps"),
+    "time stamps removed": (remove("events.jsonl"), "rates lack the time stamps"),
     "a block removed": (remove_block, "block 2 lacks groups, although a later block ran"),
     "all but one group removed": (remove_groups_but_one, "no valid group has a speed over its baseline"),
     "another GPU's name": (edit_all(name_another_gpu), "a program saw another GPU"),
