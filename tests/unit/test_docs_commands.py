@@ -115,6 +115,7 @@ def files_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("environment.yml", "eval.yml", "torch26.yml", "torch27.yml"):
         (tmp_path / name).write_text("{channels: [conda-forge], dependencies: [python]}")
     (tmp_path / "asks.jsonl").write_text("{}\n")
+    (tmp_path / "trials.txt").write_text("train.py 1\ntrain.py 2\n")
     for program in ("nsys", "ncu", "lmp", "namd3", "pmemd.cuda", "gmx"):
         (tmp_path / program).symlink_to("/bin/true")
     write_apptainer(tmp_path)

@@ -279,6 +279,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     script = tmp_path / "train.py"
     script.write_text("")
+    (tmp_path / "trials.txt").write_text(f"{script} 1\n{script} 2\n")
     (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
     (tmp_path / "requirements.txt").write_text("diffusers")
     write_apptainer(tmp_path)
@@ -299,6 +300,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
         },
         "workload=script": [f"workload.script={script}"],
         "workload=bert_finetune": ["workload.weights=null"],
+        "+experiment=pack": [f"pack.trials={tmp_path}/trials.txt"],
         "+experiment=advise": ["baseline=auto"],  # nothing rises without a baseline
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
         "profiler=nsys": ["profiler.program=/bin/true"],
