@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.system import entry_points, paths
+from pipeline.base.system import entry_points
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.record.store import bundle
 from pipeline.record.store.bundle_reader import is_bundle
 from pipeline.record.store.store_access import open_named
+from pipeline.report.read.rows import add_source_arguments
 
 COMMAND = "export"
 
@@ -38,14 +39,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Write the groups of a study to one file (tar.xz), which every command reads in place "
         "of a store: --root FILE. The file does not name folders, users and hosts of the machine.",
     )
-    parser.add_argument("--experiment", default=paths.DEFAULT_EXPERIMENT, metavar="NAME", help="tracking.experiment")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--root",
-        type=Path,
-        default=paths.DEFAULT_ROOT,
-        help=f"folder of a local store (default: {paths.DEFAULT_ROOT})",
-    )
-    source.add_argument("--uri", help="URI of a tracking server")
+    add_source_arguments(parser, "folder of a local store")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as study.tar.xz")
     return parser

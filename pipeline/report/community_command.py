@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         for surprise in find_surprises(rows, number):
             sys.stdout.write(f"{entry.folder.relative_to(root)}: please explain: {surprise}\n")
     refused = f", {num_refused} refused" if num_refused else ""
-    sys.stdout.write(f"{format_count(len(accepted), 'entry').replace('entrys', 'entries')} accepted{refused}\n")
+    sys.stdout.write(f"{len(accepted)} {'entry' if len(accepted) == 1 else 'entries'} accepted{refused}\n")
     if num_refused:
         return 1
     return _write_page(root / PAGE, "\n".join(_list_lines(accepted, rows)), is_checked=options.check)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.base.system import entry_points, paths, startup
+from pipeline.base.system import entry_points, startup
 from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.words import format_count
@@ -20,6 +20,7 @@ from pipeline.record.store import bundle, bundle_archive, bundle_reader
 from pipeline.record.store.store_access import open_named
 from pipeline.report import entries
 from pipeline.report.entries import EntryFile
+from pipeline.report.read.rows import add_source_arguments
 
 COMMAND = "share"
 _LEAST_NAME, _COMMON_NAMES = 4, frozenset({"root", "user", "ubuntu", "localhost", "home"})
@@ -105,15 +106,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         prog=entry_points.spell(COMMAND),
         description="Write a study as an entry of the public table: its bundle, checked and evaluated, and entry.yaml.",
     )
-    parser.add_argument("--experiment", default=paths.DEFAULT_EXPERIMENT, metavar="NAME", help="tracking.experiment")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--root",
-        type=Path,
-        default=paths.DEFAULT_ROOT,
-        help=f"folder of a store, a bundle, or acceptance.tar.xz (default: {paths.DEFAULT_ROOT})",
-    )
-    source.add_argument("--uri", help="URI of a tracking server")
+    add_source_arguments(parser, "folder of a store, a bundle, or acceptance.tar.xz")
     parser.add_argument("--licence", choices=entries.LICENCES, default=entries.LICENCES[0], help="of the data")
     parser.add_argument("--contact", default="", help="who can be asked; public")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {entries.FOLDER}/<gpu>/<date>-<digest>")

@@ -112,8 +112,9 @@ def evaluate(bundle: Path, experiments: Sequence[str]) -> Evaluation:
     study = rows.read([bundle], experiment)
     if not study.rows:
         raise ConfigError("no group has a result")
-    refusals = [*_find_refusals(study, records, experiments), *_find_contradictions(bundle, records)]
-    study, notes = _leave_out_incomplete(study)
+    incomplete = _count_missing(study)
+    refusals = [*_find_refusals(study, records, experiments, incomplete), *_find_contradictions(bundle, records)]
+    study, notes = _leave_out(study, incomplete)
     figures = tuple(_list_figures(study))
     refusals += [] if figures else ["no valid group has a speed over its baseline"]
     first = min(study.rows, key=lambda row: row.start_ms)
@@ -187,14 +188,16 @@ def _list_figures(study: Study) -> Iterator[EntryFigure]:
         )
 
 
-def _find_refusals(study: Study, records: Sequence[GroupRecord], experiments: Sequence[str]) -> Iterator[str]:
+def _find_refusals(
+    study: Study, records: Sequence[GroupRecord], experiments: Sequence[str], incomplete: Mapping[int, int]
+) -> Iterator[str]:
     if study.is_rehearsal or any(record.is_simulated for record in records):
         yield "the GPU is simulated, or the study is a rehearsal: its figures mean nothing"
     if unknown := (_name_experiments(study) or {study.experiment}) - set(experiments):
         yield f"experiment {list_first(sorted(unknown), _MOST_NAMED)} is not one of the project (conf/experiment)"
     if len(study.devices) > 1:
         yield f"several devices: {list_first(study.devices, _MOST_NAMED)}; share one bundle for each"
-    numbers, incomplete = {row.block for row in study.rows}, _count_missing(study)
+    numbers = {row.block for row in study.rows}
     absent = set(range(1, max(numbers) + 1)) - numbers
     if incomplete.keys() == numbers:
         yield "no block is complete"
@@ -217,9 +220,8 @@ def _count_missing(study: Study) -> dict[int, int]:
     return {number: count for number, count in counts.items() if count}
 
 
-def _leave_out_incomplete(study: Study) -> tuple[Study, list[str]]:
+def _leave_out(study: Study, incomplete: Mapping[int, int]) -> tuple[Study, list[str]]:
     """Return a study without its incomplete blocks, unless none is complete, and a note on each."""
-    incomplete = _count_missing(study)
     complete_rows = tuple(row for row in study.rows if row.block not in incomplete)
     if not complete_rows:
         return study, []

@@ -29,6 +29,7 @@ from pipeline.report.evaluate.statistics import (
     compute_half,
     format_interval,
     format_times,
+    pool_deviations,
 )
 
 TOLERANCE = 0.05
@@ -123,10 +124,7 @@ class Recommendation:
         All groups run on one machine within minutes, so few blocks of many candidates tell how much each one scatters.
         """
         tests = [_test(cell, self.choice) for cell in self.candidates[1:] if cell is not self.choice]
-        scattered = [(test.deviation, test.ratio.n - 1) for test in tests if test.deviation is not None]
-        degrees = sum(number for _, number in scattered)
-        squares = math.fsum(deviation**2 * number for deviation, number in scattered)
-        return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
+        return pool_deviations((test.deviation, test.ratio.n - 1) for test in tests if test.deviation is not None)
 
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:

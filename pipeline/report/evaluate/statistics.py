@@ -198,10 +198,17 @@ def follows_host(studies: Iterable[Sequence[float]]) -> bool:
 
     If a case fills the GPU, its blocks differ by a few tenths of a per cent.
     """
-    studies = [[math.log(value) for value in values] for values in studies if len(values) > 1]
-    degrees = sum(len(logs) - 1 for logs in studies)
-    squares = math.fsum(_deviation(logs) ** 2 * (len(logs) - 1) for logs in studies)
-    return degrees > 0 and math.sqrt(squares / degrees) > _LEAST_SCATTER
+    logs_of_studies = [[math.log(value) for value in values] for values in studies if len(values) > 1]
+    deviation, degrees = pool_deviations((_deviation(logs), len(logs) - 1) for logs in logs_of_studies)
+    return degrees > 0 and deviation > _LEAST_SCATTER
+
+
+def pool_deviations(deviations: Iterable[tuple[float, int]]) -> tuple[float, int]:
+    """Pool standard deviations, each with its degrees of freedom; return both of the pool, NaN and 0 without any."""
+    deviations = list(deviations)
+    degrees = sum(number for _, number in deviations)
+    squares = math.fsum(deviation**2 * number for deviation, number in deviations)
+    return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
 
 
 def compare_studies(

@@ -287,6 +287,16 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
     parser.add_argument("--uri", action="append", default=[], help=uri)
 
 
+def add_source_arguments(parser: argparse.ArgumentParser, root_help: str) -> None:
+    """Add `--experiment`, and either `--root` or `--uri`, of a command that reads one experiment of one store."""
+    parser.add_argument("--experiment", default=paths.DEFAULT_EXPERIMENT, metavar="NAME", help="tracking.experiment")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--root", type=Path, default=paths.DEFAULT_ROOT, help=f"{root_help} (default: {paths.DEFAULT_ROOT})"
+    )
+    source.add_argument("--uri", help="URI of a tracking server")
+
+
 def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """Return the named stores; set the experiment, if none is named, to the only one in these stores.
 

@@ -1,4 +1,4 @@
-"""The public table: what an entry must have, which edits of a bundle are found, and what the table says."""
+"""The public table: what an entry must have, which edits of a bundle are evaluated, and what the table says."""
 
 from __future__ import annotations
 
@@ -202,28 +202,28 @@ def clone(tmp_path, published):
     folder = root / entries.choose_folder(published, STUDY)
     folder.mkdir(parents=True)
     shutil.copyfile(STUDY, folder / "study.tar.xz")
-    told = {"gpu": published.device, "driver": published.driver, "torch": published.torch, **GOOD}
-    (folder / "entry.yaml").write_text(yaml.safe_dump(told))
+    content = {"gpu": published.device, "driver": published.driver, "torch": published.torch, **GOOD}
+    (folder / "entry.yaml").write_text(yaml.safe_dump(content))
     (root / "docs").mkdir()
     shutil.copyfile(PROJECT_DIR / "docs/community.md", root / "docs/community.md")
-    return root, folder, told
+    return root, folder, content
 
 
-def add_a_file(folder, told):
+def add_a_file(folder, content):
     (folder / "run.py").write_text("")
 
 
-def link_elsewhere(folder, told):
+def link_elsewhere(folder, content):
     (folder / "study.tar.xz").unlink()
     (folder / "study.tar.xz").symlink_to("/etc/passwd")
 
 
-def rename_folder(folder, told):
+def rename_folder(folder, content):
     folder.rename(folder.with_name("2026-01-01-00000000"))
 
 
 def tell(**changed):
-    return lambda folder, told: (folder / "entry.yaml").write_text(yaml.safe_dump({**told, **changed}))
+    return lambda folder, content: (folder / "entry.yaml").write_text(yaml.safe_dump({**content, **changed}))
 
 
 ENTRIES = {
@@ -235,14 +235,14 @@ ENTRIES = {
     "a bundle outside": (tell(bundle="../../x.tar.xz"), "bundle: '../../x.tar.xz' is not"),
     "a bundle that is not there": (tell(bundle="acceptance.tar.xz"), "does not exist"),
     "YAML that builds objects": (
-        lambda folder, told: (folder / "entry.yaml").write_text("!!python/object/apply:os.system [exit]"),
+        lambda folder, content: (folder / "entry.yaml").write_text("!!python/object/apply:os.system [exit]"),
         "entry.yaml is damaged",
     ),
     "lists of lists of lists": (
-        lambda folder, told: (folder / "entry.yaml").write_text("gpu: &a [&b [x, x], &c [*b, *b], [*c, *c]]"),
+        lambda folder, content: (folder / "entry.yaml").write_text("gpu: &a [&b [x, x], &c [*b, *b], [*c, *c]]"),
         "write one text for each key",
     ),
-    "a large file": (lambda folder, told: (folder / "entry.yaml").write_text("#" * 5000), "larger than 4096"),
+    "a large file": (lambda folder, content: (folder / "entry.yaml").write_text("#" * 5000), "larger than 4096"),
     "another file": (add_a_file, "the folder has other files: run.py"),
     "a link": (link_elsewhere, "does not exist"),
     "another folder": (rename_folder, "the folder is not community/nvidia-h200/2026-11-29-"),
@@ -251,10 +251,10 @@ ENTRIES = {
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_wrong_entry_is_refused_and_the_page_stays(name, clone, published, capsys, monkeypatch):
-    root, folder, told = clone
+    root, folder, content = clone
     monkeypatch.setattr(entries, "evaluate", lambda bundle: published)
     change, reason = ENTRIES[name]
-    change(folder, told)
+    change(folder, content)
     before = (root / "docs/community.md").read_text()
     assert community_command.main(["--root", str(root)]) == 1
     out = capsys.readouterr().out
@@ -281,7 +281,7 @@ def test_the_same_measurements_count_once(clone, published, capsys, monkeypatch)
     monkeypatch.setattr(entries, "evaluate", lambda bundle: published)
     again = folder.parent / "copied"
     shutil.copytree(folder, again)
-    monkeypatch.setattr(entries, "choose_folder", lambda found, bundle: bundle.parent.relative_to(root))
+    monkeypatch.setattr(entries, "choose_folder", lambda evaluated, bundle: bundle.parent.relative_to(root))
     assert community_command.main(["--root", str(root)]) == 1
     assert "it has the measurements of" in capsys.readouterr().out
 
@@ -330,10 +330,10 @@ def test_a_name_with_a_script_is_text_on_the_page():
     assert "<script" not in line and "&lt;script&gt;" in line
 
 
-def make_entry(found):
+def make_entry(evaluated):
     file = entries.EntryFile(gpu="", driver="", torch="", **GOOD)
     folder = entries.FOLDER / "x" / "2026"
-    return entries.Entry(folder=folder, file=file, bundle=folder / "study.tar.xz", evaluation=found, refusals=())
+    return entries.Entry(folder=folder, file=file, bundle=folder / "study.tar.xz", evaluation=evaluated, refusals=())
 
 
 def test_a_process_that_evaluates_may_not_use_the_network_nor_start_programs():
@@ -385,8 +385,8 @@ def test_an_acceptance_counts_as_an_entry(tmp_path):
     with tarfile.open(file, "w:xz") as archive:
         (tmp_path / "acceptance.json").write_text(json.dumps(data))
         archive.add(tmp_path / "acceptance.json", "acceptance/acceptance.json")
-    found = entry.evaluate(file, [])
-    assert found.promises == {"profiles": "holds"} and found.refusals == () and found.device == "NVIDIA A30"
+    evaluated = entry.evaluate(file, [])
+    assert evaluated.promises == {"profiles": "holds"} and evaluated.refusals == () and evaluated.device == "NVIDIA A30"
     file.write_bytes(b"\0" * 100)
     with pytest.raises(ConfigError, match="is not the bundle of an acceptance"):
         entry.evaluate(file, [])
@@ -397,8 +397,8 @@ def test_an_entry_of_a_cpu_needs_no_driver_and_stands_in_a_section_of_its_own(tm
     folder.mkdir(parents=True)
     entries.write_file(folder, entries.EntryFile(gpu="CPU: X", **GOOD))
     assert "driver" not in (folder / "entry.yaml").read_text()
-    found = evaluation(0, figure(1.9, label="tiny"))
-    on_cpu, on_gpu = replace(found, device="CPU: X", driver=""), replace(found, start="1")
+    evaluated = evaluation(0, figure(1.9, label="tiny"))
+    on_cpu, on_gpu = replace(evaluated, device="CPU: X", driver=""), replace(evaluated, start="1")
     lines = list(community_command._list_lines([make_entry(on_cpu), make_entry(on_gpu)], make_rows([on_cpu, on_gpu])))
     text = "\n".join(lines)
     assert text.index("## NVIDIA X") < text.index("## CPU: X") < text.index("about that machine, not about a GPU")
