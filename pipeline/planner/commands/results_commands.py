@@ -26,12 +26,12 @@ from pipeline.planner.training import schedule
 from pipeline.report import publish
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.predictions import (
-    PairError,
-    PairPrediction,
+    GroupError,
     Predicted,
+    Prediction,
     collect_inputs,
     normalise_model,
-    predict_pairs,
+    predict_groups,
 )
 from pipeline.report.evaluate.statistics import format_times
 from pipeline.report.figures.drawing import draw
@@ -250,33 +250,33 @@ class Pairing:
     """The best pairing.
 
     Attributes:
-        pairs: pairs to put together, each in its best mode.
+        groups: pairs and groups of three to put together, each in its best mode.
         alone: workloads that run alone.
         gpu_time_ratio: GPU time relative to all workloads one after another.
     """
 
-    pairs: tuple[PairPrediction, ...]
+    groups: tuple[Prediction, ...]
     alone: tuple[str, ...]
     gpu_time_ratio: float
 
 
-def choose_pairs(predictions: Sequence[PairPrediction]) -> Pairing:
-    """Choose the pairs with the least GPU time, if each workload has one hour of work alone.
+def choose_pairs(predictions: Sequence[Prediction]) -> Pairing:
+    """Choose the groups with the least GPU time, if each workload has one hour of work alone.
 
-    A pair with throughput S relative to serial takes 2 / S hours for two hours of work. This is a minimum-weight
-    matching, solved as an integer programme.
+    A group of n with throughput S relative to serial takes n / S hours for n hours of work. This is a set partition
+    of minimum weight, solved as an integer programme.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     names = list(dict.fromkeys(name for prediction in predictions for name in prediction.workloads))
-    best: dict[tuple[str, str], tuple[float, PairPrediction]] = {}
+    best: dict[tuple[str, ...], tuple[float, Prediction]] = {}
     for prediction in predictions:
         if prediction.throughput is not None:
-            hours = 2 / prediction.throughput.middle
-            pair = prediction.workloads
-            if hours < best.get(pair, (2.0,))[0]:  # a pair that gains nothing is better apart
-                best[pair] = hours, prediction
+            group, num_hours = prediction.workloads, float(len(prediction.workloads))
+            hours = num_hours / prediction.throughput.middle
+            if hours < best.get(group, (num_hours,))[0]:  # a group that gains nothing is better apart
+                best[group] = hours, prediction
     groups: list[tuple[str, ...]] = [*best, *((name,) for name in names)]
     costs = [*(hours for hours, _ in best.values()), *(1.0 for _ in names)]
     contains = [[float(name in group) for group in groups] for name in names]
@@ -288,7 +288,7 @@ def choose_pairs(predictions: Sequence[PairPrediction]) -> Pairing:
     )
     selection = [group for group, count in zip(groups, np.rint(optimum.x), strict=True) if count]
     return Pairing(
-        pairs=tuple(best[first, second][1] for first, second in (group for group in selection if len(group) == 2)),
+        groups=tuple(best[group][1] for group in selection if len(group) > 1),
         alone=tuple(group[0] for group in selection if len(group) == 1),
         gpu_time_ratio=float(optimum.fun) / len(names),
     )
@@ -325,7 +325,7 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
         raise ConfigError(
             f"experiment {study.experiment!r} has {inputs.workloads[0]} only, but a pair needs two workloads; {remedy}"
         )
-    predictions = predict_pairs(inputs, None if device is None else normalise_model(device), driver_branch)
+    predictions = predict_groups(inputs, None if device is None else normalise_model(device), driver_branch)
     predicted = [prediction for prediction in predictions if prediction.slowdowns]
     pairing = choose_pairs(predictions) if predicted else None
     text = [*_format_pairs(predictions), "", *_rank_partners(predicted), *_describe_pairing(pairing)]
@@ -341,7 +341,7 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
     return CommandAnswer(data=data, text="\n".join(text), status=0 if predicted else 1)
 
 
-def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
+def _format_pairs(predictions: list[Prediction]) -> list[str]:
     heads = ["pair", "mode", "slowdowns", "measured", "speed-up over serial", "measured", "error"]
     lines = [
         [
@@ -350,7 +350,7 @@ def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
             ", ".join(map(_format_predicted, prediction.slowdowns)) or _UNKNOWN,
             ", ".join(map(format_estimate, prediction.measured.slowdowns if prediction.measured else ())) or MISSING,
             _format_predicted(prediction.throughput) if prediction.throughput else _UNKNOWN,
-            format_estimate(pair.throughput) if (pair := prediction.measured) and pair.throughput else MISSING,
+            format_estimate(group.throughput) if (group := prediction.measured) and group.throughput else MISSING,
             _format_error(prediction.error) if prediction.slowdowns else MISSING,
         ]
         for prediction in predictions
@@ -364,19 +364,19 @@ def _format_predicted(predicted: Predicted) -> str:
     return f"{round_value(predicted.middle)} ({round_value(predicted.low)} to {round_value(predicted.high)})"
 
 
-def _format_error(error: PairError | None) -> str:
+def _format_error(error: GroupError | None) -> str:
     if error is None:
         return _UNKNOWN
-    pairs = format_count(error.num_pairs, "pair")
-    return f"median {100 * error.median:.1f} %, at most {100 * error.largest:.1f} % ({pairs})"
+    groups = format_count(error.num_groups, "group")
+    return f"median {100 * error.median:.1f} %, at most {100 * error.largest:.1f} % ({groups})"
 
 
-def _rank_partners(predictions: Sequence[PairPrediction]) -> list[str]:
+def _rank_partners(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line for each workload with several partners: the best and the worst one, each in its better mode."""
     speeds: dict[str, dict[str, float]] = {}
     for prediction in predictions:
-        first, second = prediction.workloads
-        if prediction.throughput is not None:
+        if prediction.is_pair and prediction.throughput is not None:
+            first, second = prediction.workloads
             for name, partner in ((first, second), (second, first)):
                 speed = max(prediction.throughput.middle, speeds.setdefault(name, {}).get(partner, 0.0))
                 speeds[name][partner] = speed
@@ -397,26 +397,26 @@ def _describe_pairing(pairing: Pairing | None) -> list[str]:
     return [
         f"Put together, for {100 * pairing.gpu_time_ratio:.0f} % of the GPU time of all one after another:",
         *(
-            f"    {' + '.join(pair.workloads)}: {pair.mode}, {round_value(pair.throughput.middle)} x serial"
-            for pair in pairing.pairs
-            if pair.throughput is not None
+            f"    {' + '.join(group.workloads)}: {group.mode}, {round_value(group.throughput.middle)} x serial"
+            for group in pairing.groups
+            if group.throughput is not None
         ),
         *(f"    {name}: alone" for name in pairing.alone),
     ]
 
 
-def _list_notes(predictions: list[PairPrediction]) -> list[str]:
+def _list_notes(predictions: list[Prediction]) -> list[str]:
     return [f"{' + '.join(p.workloads)}, {p.mode}: {_UNKNOWN}: {p.reason}" for p in predictions if p.reason]
 
 
-def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
+def _pair_to_json(prediction: Prediction) -> dict[str, Any]:
     measured = prediction.measured
     return {
         "workloads": list(prediction.workloads),
         "mode": prediction.mode,
         "slowdowns": [predicted._asdict() for predicted in prediction.slowdowns] or None,
         "throughput_over_serial": prediction.throughput and prediction.throughput._asdict(),
-        "slowdowns_by_memory": list(prediction.by_memory) or None,
+        "slowdowns_by_stressors": list(prediction.by_stressors) or None,
         "error": prediction.error and prediction.error._asdict(),
         "measured": measured
         and {
@@ -428,9 +428,9 @@ def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
 
 
 def _pairing_to_json(pairing: Pairing) -> dict[str, Any]:
-    pairs = [{"workloads": list(pair.workloads), "mode": pair.mode} for pair in pairing.pairs]
+    groups = [{"workloads": list(group.workloads), "mode": group.mode} for group in pairing.groups]
     return {
         "gpu_time_over_serial": pairing.gpu_time_ratio,
-        "pairs": pairs,
+        "groups": groups,
         "alone": list(pairing.alone),
     }

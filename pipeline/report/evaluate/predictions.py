@@ -1,15 +1,14 @@
-"""Slowdowns of pairs of workloads under MPS, predicted from their measurements beside stressors.
+"""Slowdowns of workloads that run together under MPS, predicted from their measurements beside stressors.
 
-A workload suffers as much as it is sensitive, and as its partner presses (docs/planner.md):
+A workload waits the longer, the more sensitive it is, and the harder its partners press (docs/planner.md):
 
-    ln slowdown(A beside B) = 2.19 s(A) p(B)
+    slowdown(A beside B, C, ...) = 1 + 1.36 s(A) (p(B) + p(C) + ...)
 
-- Sensitivity s(A): mean over the resources of ln(slowdown of A beside the full stressor).
-- Pressure p(B): mean over the resources of ln(slowdown of the full stressor beside B).
+- Sensitivity s(A): slowdown of A beside the full stressors, minus 1; geometric mean over the resources.
+- Pressure p(B): slowdown of the full stressors beside B, minus 1; geometric mean over the resources.
 
-The one constant was fitted on the 20 slowdowns of docs/results/sensitivity_pairs_h100.md. It was frozen on 2026-11-29,
-before workloads outside these five were measured in a study, as was a second model, of one number: a CUDA graph beside
-B takes 1.04 times as long as the full stressor of the memory takes beside B.
+Measured pairs correct the sensitivities and pressures of their workloads. The one constant was fitted on the 40
+slowdowns of pairs of docs/results/sensitivity_ten_h200.md.
 
 The range of a prediction is conformal: it would have contained nine of ten measured slowdowns of pairs of other
 workloads.
@@ -44,15 +43,17 @@ FULL = 1.0
 """The dial of a stressor that never pauses."""
 RESOURCES = ("issue_fp32", "tensor_cores", "l2", "memory_bandwidth")
 """The resources of the model. Where none of them was measured, as in a rehearsal, all that were measured count."""
-STRENGTH = 2.19
+STRENGTH = 1.36
 """The constant of the model."""
-MEMORY, MEMORY_STRENGTH = "memory_bandwidth", 1.04
-"""The resource and the constant of the second model."""
 COVERAGE = 0.9
 """The share of slowdowns that a range is to contain."""
+# Scatter of ln s and ln p from stressors, and of ln slowdown that the model leaves at best: docs/results.
+_SCATTER_OF_LOADS, _SCATTER_OF_SLOWDOWNS = 0.25, 0.04
+# Smaller losses of speed say more about the scatter of a measurement than about a load.
+_LEAST_LOSS = 0.1
 _SIMULATED = "simulated_"
-PairName = tuple[str, str]
-"""The names of two workloads, sorted."""
+GroupName = tuple[str, ...]
+"""The names of two or three workloads, sorted."""
 
 
 class Platform(NamedTuple):
@@ -83,12 +84,19 @@ class Vectors:
         return FULL in self.sensitivity.get(resource, {}) and resource in self.pressure
 
 
+class Load(NamedTuple):
+    """The sensitivity and the pressure of a workload; both are 0 for a workload that does not use the GPU."""
+
+    sensitivity: float
+    pressure: float
+
+
 @dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """A pair that was measured.
+class MeasuredGroup:
+    """A pair or three workloads that were measured.
 
     Attributes:
-        slowdowns: slowdown of each workload, in the order of the pair's name; empty if one of them is unknown.
+        slowdowns: slowdown of each workload, in the order of the group's name; empty if one of them is unknown.
         throughput: speed-up over serial.
     """
 
@@ -103,26 +111,26 @@ class PairInputs:
     Attributes:
         workloads: names of the workloads that ran beside a stressor or in a pair.
         vectors: measurements beside stressors, by mode and workload.
-        pairs: measured pairs, by mode and name.
-        platforms: platforms of the measurements beside stressors (by one workload) and of pairs (by two).
+        groups: measured pairs and groups of three, by mode and name.
+        platforms: platforms of the measurements beside stressors (by one workload) and of groups (by several).
         failures: reasons why groups with a stressor have no figures, by mode, workload and resource.
     """
 
     workloads: tuple[str, ...]
     vectors: Mapping[str, Mapping[str, Vectors]]
-    pairs: Mapping[tuple[str, PairName], MeasuredPair]
+    groups: Mapping[tuple[str, GroupName], MeasuredGroup]
     platforms: Mapping[tuple[str, ...], frozenset[Platform]]
     failures: Mapping[tuple[str, str, str], str]
 
 
 def collect_inputs(study: Study, cells: Sequence[Cell]) -> PairInputs:
     """Collect the inputs; rows that are invalid or did not end `ok` have no figures."""
-    pairs, effects = _find_pairs(cells), list_effects(study, cells)
-    names = {effect.workload for effect in effects} | {name for _, pair in pairs for name in pair}
+    groups, effects = _find_groups(cells), list_effects(study, cells)
+    names = {effect.workload for effect in effects} | {name for _, group in groups for name in group}
     return PairInputs(
         workloads=tuple(sorted(names, key=natural_key)),
         vectors=_collect_vectors(effects),
-        pairs=pairs,
+        groups=groups,
         platforms=_find_platforms(study),
         failures={(e.mode, e.workload, e.resource): e.reason for e in effects if e.reason is not None},
     )
@@ -149,23 +157,24 @@ def _collect_vectors(effects: Iterable[StressorEffect]) -> dict[str, dict[str, V
     return modes
 
 
-def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPair]:
-    pairs: dict[tuple[str, PairName], MeasuredPair] = {}
+def _find_groups(cells: Iterable[Cell]) -> dict[tuple[str, GroupName], MeasuredGroup]:
+    groups: dict[tuple[str, GroupName], MeasuredGroup] = {}
     for cell in cells:
         is_alone = not (cell.co_runners or cell.has_stressor or cell.sharing == SERIAL)
-        if not (is_alone and cell.is_ranked and cell.case.is_mix and cell.degree == len(cell.case.workloads) == 2):
+        num_workloads = len(cell.case.workloads)
+        if not (is_alone and cell.is_ranked and cell.case.is_mix and cell.degree == num_workloads in (2, 3)):
             continue
         slowdowns = {}
         for label in cell.case.workloads:
             if (slowdown := cell.estimate_quantity(name_workload_metric(SLOWDOWN, label))) is not None:
                 slowdowns[name_workload(label, cell.case.setting)] = slowdown
         labels = [name_workload(label, cell.case.setting) for label in cell.case.workloads]
-        first, second = sorted(labels, key=natural_key)
-        pairs[cell.mode, (first, second)] = MeasuredPair(
-            slowdowns=(slowdowns[first], slowdowns[second]) if len(slowdowns) == 2 else (),
+        name = tuple(sorted(labels, key=natural_key))
+        groups[cell.mode, name] = MeasuredGroup(
+            slowdowns=tuple(slowdowns[label] for label in name) if len(slowdowns) == num_workloads else (),
             throughput=cell.estimates.get(SPEEDUP),
         )
-    return pairs
+    return groups
 
 
 def _find_platforms(study: Study) -> dict[tuple[str, ...], frozenset[Platform]]:
@@ -175,7 +184,7 @@ def _find_platforms(study: Study) -> dict[tuple[str, ...], frozenset[Platform]]:
         labels = {job.label for job in row.jobs if job.params.get("workload") != STRESSOR}
         named = (name_workload(label, row.setting, row.co_runners) for label in labels)
         names = tuple(sorted(named, key=natural_key))
-        if len(names) == (1 if stressors else 2):
+        if len(names) == 1 if stressors else len(names) in (2, 3):
             platforms[names].add(_find_platform(row))
     return {names: frozenset(members) for names, members in platforms.items()}
 
@@ -193,116 +202,171 @@ class Predicted(NamedTuple):
     high: float | None
 
 
-class PairError(NamedTuple):
-    """The relative errors of the predicted slowdowns of measured pairs, two for each pair."""
+class GroupError(NamedTuple):
+    """The relative errors of the predicted slowdowns of measured groups, one for each workload of a group."""
 
     median: float
     largest: float
-    num_pairs: int
+    num_groups: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPrediction:
-    """One pair of workloads in one mode.
+class Prediction:
+    """One pair in one mode, or one group of three that was measured.
 
     Attributes:
         slowdowns: predicted slowdown of each workload, in the order of `workloads`; empty without a prediction.
-        by_memory: slowdown of each workload by the second model; empty without a measurement beside the memory.
-        throughput: predicted throughput of both relative to serial.
-        error: error of the predictions of this mode; `None` if no pair was measured.
-        measured: measurement of the pair on the same GPU model and driver branch; `None` without one.
+        by_stressors: the same without the measured pairs.
+        throughput: predicted throughput of all relative to serial.
+        error: error of the predictions of this mode and number of workloads; `None` if no such group was measured.
+        measured: measurement of the group on the same GPU model and driver branch; `None` without one. A prediction
+            does not use it.
         reason: reason why there is no prediction.
     """
 
-    workloads: PairName
+    workloads: GroupName
     mode: str
     slowdowns: tuple[Predicted, ...] = ()
-    by_memory: tuple[float, ...] = ()
+    by_stressors: tuple[float, ...] = ()
     throughput: Predicted | None = None
-    error: PairError | None = None
-    measured: MeasuredPair | None = None
+    error: GroupError | None = None
+    measured: MeasuredGroup | None = None
     reason: str = ""
 
+    @property
+    def is_pair(self) -> bool:
+        return len(self.workloads) == 2
 
-def predict_pairs(
+
+def predict_groups(
     inputs: PairInputs, gpu_model: str | None = None, driver_branch: int | None = None
-) -> list[PairPrediction]:
-    """Predict every pair of workloads in every mode, for a GPU model and driver branch; the default is any."""
+) -> list[Prediction]:
+    """Predict every pair and measured group of three in every mode, for one GPU model and driver branch or any."""
     return [
         prediction for mode in inputs.vectors for prediction in _predict_mode(inputs, mode, gpu_model, driver_branch)
     ]
 
 
-def _predict_mode(
-    inputs: PairInputs, mode: str, gpu_model: str | None, driver_branch: int | None
-) -> list[PairPrediction]:
+def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_branch: int | None) -> list[Prediction]:
     vectors = inputs.vectors[mode]
     all_resources = sorted({resource for members in vectors.values() for resource in members.sensitivity})
     resources = [resource for resource in all_resources if resource in RESOURCES] or all_resources
-    pairs = list(itertools.combinations(inputs.workloads, 2))
-    reasons = {
-        pair: _explain_platform(pair, inputs.platforms, gpu_model, driver_branch)
-        or _explain_unmeasured(pair, mode, inputs, resources)
-        for pair in pairs
-    }
-    middles = {
-        (first, second): tuple(
-            predict_slowdown(vectors[victim], vectors[partner], resources)
-            for victim, partner in ((first, second), (second, first))
-        )
-        for (first, second), reason in reasons.items()
-        if not reason
-    }
     measured = {
-        pair: inputs.pairs[mode, pair]
-        for pair in pairs
-        if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms.get(pair[:1])
+        name: group
+        for (of_mode, name), group in inputs.groups.items()
+        if of_mode == mode and inputs.platforms.get(name) == inputs.platforms.get(name[:1])
     }
-    ratios = {
-        pair: [middle / slowdown.median for middle, slowdown in zip(middles[pair], known.slowdowns, strict=True)]
-        for pair, known in measured.items()
-        if known.slowdowns and pair in middles
+    names: list[GroupName] = [
+        *itertools.combinations(inputs.workloads, 2),
+        *(name for name in measured if len(name) == 3),
+    ]
+    reasons = {
+        name: _explain_platform(name, inputs.platforms, gpu_model, driver_branch)
+        or _explain_unmeasured(name, mode, inputs, resources)
+        for name in names
     }
-    error = _summarise([abs(ratio - 1) for of_pair in ratios.values() for ratio in of_pair])
+    loads = {
+        name: measure_load(members, resources)
+        for name, members in vectors.items()
+        if all(members.has(resource) for resource in resources)
+    }
+    slowdowns = {
+        name: [slowdown.median for slowdown in group.slowdowns]
+        for name, group in measured.items()
+        if group.slowdowns and not reasons[name]
+    }
+    pairs: dict[GroupName, list[float]] = {name: known for name, known in slowdowns.items() if len(name) == 2}
+    corrected = correct_loads(loads, pairs)
+    middles: dict[GroupName, list[float]] = {
+        name: predict_slowdowns(name, corrected) for name in names if not reasons[name]
+    }
+    for name in pairs:  # the measurement of a pair is left out of its own prediction
+        other_pairs = {other: known for other, known in pairs.items() if other != name}
+        middles[name] = predict_slowdowns(name, correct_loads(loads, other_pairs))
+    by_stressors = {name: predict_slowdowns(name, loads) for name in middles}
     predictions = []
-    for pair in pairs:
-        measurement = measured.get(pair)
-        if pair not in middles:
-            predictions.append(PairPrediction(workloads=pair, mode=mode, reason=reasons[pair], measured=measurement))
+    for name in names:
+        if name not in middles:
+            predictions.append(Prediction(workloads=name, mode=mode, reason=reasons[name], measured=measured.get(name)))
             continue
-        of_others = [abs(math.log(ratio)) for other in ratios if not {*other} & {*pair} for ratio in ratios[other]]
-        slowdowns = tuple(_add_range(middle, of_others) for middle in middles[pair])
-        partners = [vectors[name].pressure.get(MEMORY) for name in reversed(pair)]
+        alike = {other: known for other, known in slowdowns.items() if len(other) == len(name)}
+        partners = {member for other in pairs if other != name for member in other}
+        source = middles if partners.issuperset(name) else by_stressors
+        unrelated = {other: known for other, known in alike.items() if not {*other} & {*name}}
+        predicted = tuple(_add_range(middle, _list_errors(source, unrelated)) for middle in middles[name])
         predictions.append(
-            PairPrediction(
-                workloads=pair,
+            Prediction(
+                workloads=name,
                 mode=mode,
-                slowdowns=slowdowns,
-                by_memory=tuple(MEMORY_STRENGTH * pressure.median for pressure in partners if pressure is not None),
-                throughput=_add_speeds(slowdowns),
-                error=error,
-                measured=measurement,
+                slowdowns=predicted,
+                by_stressors=tuple(by_stressors[name]),
+                throughput=_add_speeds(predicted),
+                error=_summarise(_list_errors(middles, alike), len(alike)),
+                measured=measured.get(name),
             )
         )
     return predictions
 
 
-def predict_slowdown(victim: Vectors, partner: Vectors, resources: Sequence[str]) -> float:
-    """Return the slowdown of one workload beside another; both ran beside the full stressor of each resource."""
-    sensitivity = statistics.mean(math.log(victim.sensitivity[resource][FULL].median) for resource in resources)
-    pressure = statistics.mean(math.log(partner.pressure[resource].median) for resource in resources)
-    return math.exp(STRENGTH * max(0.0, sensitivity) * max(0.0, pressure))
+def measure_load(vectors: Vectors, resources: Sequence[str]) -> Load:
+    """Return the load of a workload that ran beside the full stressor of each resource."""
+    sensitivity = statistics.mean(math.log(vectors.sensitivity[resource][FULL].median) for resource in resources)
+    pressure = statistics.mean(math.log(vectors.pressure[resource].median) for resource in resources)
+    return Load(max(0.0, math.expm1(sensitivity)), max(0.0, math.expm1(pressure)))
+
+
+def predict_slowdowns(names: GroupName, loads: Mapping[str, Load]) -> list[float]:
+    """Return the slowdown of each workload of a group."""
+    total = sum(loads[name].pressure for name in names)
+    return [1 + STRENGTH * loads[name].sensitivity * (total - loads[name].pressure) for name in names]
+
+
+def correct_loads(loads: Mapping[str, Load], pairs: Mapping[GroupName, Sequence[float]]) -> Mapping[str, Load]:
+    """Return loads that agree best with their measurements beside stressors and with measured slowdowns of pairs.
+
+    ln(slowdown - 1) is a sum of ln s and ln p, so this is a linear least-squares problem in their corrections.
+    """
+    import numpy as np
+
+    place = {name: number for number, name in enumerate(loads)}
+    lines, values = [np.eye(2 * len(loads)) / _SCATTER_OF_LOADS], [np.zeros(2 * len(loads))]
+    for pair, slowdowns in pairs.items():
+        of_pair = zip(pair, pair[::-1], slowdowns, predict_slowdowns(pair, loads), strict=True)
+        for victim, partner, slowdown, predicted in of_pair:
+            if min(slowdown, predicted) - 1 < _LEAST_LOSS:
+                continue
+            weight = (slowdown - 1) / slowdown / _SCATTER_OF_SLOWDOWNS
+            line = np.zeros(2 * len(loads))
+            line[[place[victim], len(loads) + place[partner]]] = weight
+            lines.append(line[None])
+            values.append(np.array([weight * math.log((slowdown - 1) / (predicted - 1))]))
+    if len(lines) == 1:
+        return loads
+    corrections, *_ = np.linalg.lstsq(np.concatenate(lines), np.concatenate(values))
+    factors = np.exp(corrections).reshape(2, -1).T
+    return {name: Load(*map(float, np.multiply(load, factors[place[name]]))) for name, load in loads.items()}
+
+
+def _list_errors(
+    predicted: Mapping[GroupName, Sequence[float]], measured: Mapping[GroupName, Sequence[float]]
+) -> list[float]:
+    """Return ln(prediction / measurement) of each slowdown of the measured groups."""
+    return [
+        math.log(middle / slowdown)
+        for name, slowdowns in measured.items()
+        for middle, slowdown in zip(predicted[name], slowdowns, strict=True)
+    ]
 
 
 def _explain_platform(
-    pair: PairName,
+    group: GroupName,
     platforms: Mapping[tuple[str, ...], frozenset[Platform]],
     gpu_model: str | None,
     driver_branch: int | None,
 ) -> str:
     """Explain why the GPUs of the measurements allow no prediction; return an empty text if they do."""
-    first, second = (platforms.get((name,), frozenset()) for name in pair)
-    for name, members in zip(pair, (first, second), strict=True):
+    measured = {name: platforms.get((name,), frozenset()) for name in group}
+    for name, members in measured.items():
         platform_names = " and ".join(sorted(platform.describe() for platform in members))
         if len(members) > 1:
             return f"{name} was measured on {platform_names}"
@@ -311,16 +375,17 @@ def _explain_platform(
                 return f"{name} was measured on {platform_names}, not on {gpu_model}"
             if driver_branch not in (None, platform.driver_branch):
                 return f"{name} was measured on {platform_names}, not with driver {driver_branch}"
-    if first and second and first != second:
-        (platform,), (other,) = first, second
-        return f"{pair[0]} was measured on {platform.describe()}, {pair[1]} on {other.describe()}"
+    for (name, members), (other, other_members) in itertools.combinations(measured.items(), 2):
+        if members and other_members and members != other_members:
+            (platform,), (other_platform,) = members, other_members
+            return f"{name} was measured on {platform.describe()}, {other} on {other_platform.describe()}"
     return ""
 
 
-def _explain_unmeasured(pair: PairName, mode: str, inputs: PairInputs, resources: Sequence[str]) -> str:
+def _explain_unmeasured(group: GroupName, mode: str, inputs: PairInputs, resources: Sequence[str]) -> str:
     """Explain which measurement beside a full stressor is missing; return an empty text if none is."""
     vectors = inputs.vectors[mode]
-    for name in pair:
+    for name in group:
         missing = [resource for resource in resources if name not in vectors or not vectors[name].has(resource)]
         failures = [failure for resource in missing if (failure := inputs.failures.get((mode, name, resource)))]
         if missing == list(resources):
@@ -332,16 +397,16 @@ def _explain_unmeasured(pair: PairName, mode: str, inputs: PairInputs, resources
 
 
 def _add_range(middle: float, errors_of_others: Sequence[float]) -> Predicted:
-    """Return a slowdown with its conformal range, from the errors (of the logarithm) of other workloads."""
+    """Return a slowdown with its conformal range, from the errors of other workloads."""
     rank = math.ceil((len(errors_of_others) + 1) * COVERAGE)
     if rank > len(errors_of_others):
         return Predicted(middle, None, None)
-    factor = math.exp(sorted(errors_of_others)[rank - 1])
+    factor = math.exp(sorted(map(abs, errors_of_others))[rank - 1])
     return Predicted(middle, middle / factor, middle * factor)
 
 
 def _add_speeds(slowdowns: Sequence[Predicted]) -> Predicted:
-    """Add the speeds of both workloads relative to alone; the slowest speeds belong to the highest slowdowns."""
+    """Add the speeds of all workloads relative to alone; the slowest speeds belong to the highest slowdowns."""
     lows = [1 / slowdown.high for slowdown in slowdowns if slowdown.high is not None]
     highs = [1 / slowdown.low for slowdown in slowdowns if slowdown.low is not None]
     has_range = len(lows) == len(highs) == len(slowdowns)
@@ -352,5 +417,6 @@ def _add_speeds(slowdowns: Sequence[Predicted]) -> Predicted:
     )
 
 
-def _summarise(errors: Sequence[float]) -> PairError | None:
-    return PairError(statistics.median(errors), max(errors), len(errors) // 2) if errors else None
+def _summarise(errors: Sequence[float], num_groups: int) -> GroupError | None:
+    ratios = [abs(math.expm1(error)) for error in errors]
+    return GroupError(statistics.median(ratios), max(ratios), num_groups) if ratios else None

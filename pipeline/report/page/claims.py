@@ -29,7 +29,9 @@ _FIRST_NUMBER = r"(-?\d[\d.,]*(?: \([^()|]*\))?)"
 """A number at the begin of a claim, where `_ANY_NUMBER` would begin up to 60 characters too early."""
 _BEGIN, _END = r"(?<!\w)(?<!\d[.,])", r"(?!\w)(?![.,]\d)"
 """Bounds of the words of a claim, which do not begin or end within a number."""
-_CODE = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(
+    r"<!-- made by .*?<!-- end -->|^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL
+)
 _NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AROUND = 25
@@ -323,7 +325,8 @@ def find_unclaimed(
 ) -> Iterator[str]:
     """Yield the problems of a page: numbers in no claim, quotes that differ from the texts of their `sources`, ...
 
-    Digits in names (ResNet50), code, addresses of links and comments are no measurements.
+    Digits in names (ResNet50), code, addresses of links and comments are no measurements, and a test compares the
+    text between `<!-- made by PROGRAM -->` and `<!-- end -->` with what the program prints.
     """
     for source, quotes in scope.quoted.items():
         for words in quotes:

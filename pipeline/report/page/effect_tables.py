@@ -17,7 +17,7 @@ from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.contrasts import Contrast
 from pipeline.report.evaluate.effects import ProfileStep
 from pipeline.report.evaluate.metrics import JOULE, P95_LATENCY, P99_LATENCY, TOTAL_TIME, choose_prefix, scale_estimate
-from pipeline.report.evaluate.predictions import PairPrediction, Predicted, collect_inputs, predict_pairs
+from pipeline.report.evaluate.predictions import Predicted, Prediction, collect_inputs, predict_groups
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.quantities import (
     name_energy_alone,
@@ -379,33 +379,36 @@ def _make_counter_column(counter: Counter) -> Column[StressorLoad]:
 
 
 class _PairLine(NamedTuple):
-    """One workload of a measured pair, with its predicted slowdown."""
+    """One workload of a measured pair or group of three, with its predicted slowdown."""
 
-    prediction: PairPrediction
+    prediction: Prediction
     workload: str
     slowdown: Estimate
     predicted: Predicted | None
-    by_memory: float | None
+    by_stressors: float | None
 
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
-    """Make a table of the measured pairs with their predicted slowdowns."""
-    predictions = predict_pairs(collect_inputs(study, cells))
+    """Make a table of the measured pairs and groups of three with their predicted slowdowns."""
+    predictions = predict_groups(collect_inputs(study, cells))
     lines = [
         _PairLine(prediction, *line)
         for prediction in predictions
         if prediction.measured and prediction.measured.slowdowns
         for line in itertools.zip_longest(
-            prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, prediction.by_memory
+            prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, prediction.by_stressors
         )
     ]
-    errors = {mode: members[0].prediction.error for mode, members in group_by(lines, _get_mode).items()}
+    errors = {
+        f"{mode}, {num_workloads} workloads": members[0].prediction.error
+        for (mode, num_workloads), members in group_by(lines, _get_kind).items()
+    }
     note = (
-        "Predicted: from the measurements beside stressors, with the range that would have contained nine of ten "
-        "measured slowdowns of pairs of other workloads; and from the pressure of the partner on the memory alone. "
+        "Predicted: from the measurements beside stressors and the other measured pairs, with the range that would "
+        "have contained nine of ten measured slowdowns of groups of other workloads. "
         + " ".join(
-            f"{mode}: the median error is {100 * error.median:.1f} %, the largest {100 * error.largest:.1f} %."
-            for mode, error in errors.items()
+            f"{kind}: the median error is {100 * error.median:.1f} %, the largest {100 * error.largest:.1f} %."
+            for kind, error in errors.items()
             if error is not None
         )
     )
@@ -417,10 +420,14 @@ def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
         Column("predicted", lambda line: line.predicted and line.predicted.middle),
         Column("predicted low", lambda line: line.predicted and line.predicted.low),
         Column("predicted high", lambda line: line.predicted and line.predicted.high),
-        Column("predicted from the memory", lambda line: line.by_memory),
+        Column("predicted from stressors alone", lambda line: line.by_stressors),
     ]
     return make_table("pairs", "Pairs, measured and predicted", columns, lines, note)
 
 
 def _get_mode(line: _PairLine) -> Value:
     return line.prediction.mode
+
+
+def _get_kind(line: _PairLine) -> tuple[str, int]:
+    return line.prediction.mode, len(line.prediction.workloads)
