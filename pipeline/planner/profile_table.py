@@ -62,6 +62,8 @@ class Row:
         batch: requests or samples per step; `None` for a program without batches.
         memory_mib: peak memory of all processes together.
         runs: ids of the MLflow runs.
+        sensitivity_ratio, pressure_ratio: loads of a program alone, measured beside stressors
+            (`pipeline.report.evaluate.predictions`).
     """
 
     workload: str
@@ -80,6 +82,8 @@ class Row:
     energy_per_item_j: float | None = None
     num_blocks: int | None = None
     runs: tuple[str, ...] = ()
+    sensitivity_ratio: float | None = None
+    pressure_ratio: float | None = None
 
     @property
     def cell(self) -> tuple[str | float | None, ...]:
@@ -88,6 +92,7 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+_LOADS = ("sensitivity_ratio", "pressure_ratio")
 # Column names without their unit, for the error about a missing unit.
 _WITHOUT_UNIT = {
     column.removesuffix(unit): column
@@ -115,7 +120,7 @@ class Profile:
     @cached_property
     def digest(self) -> str:
         """The digest of the content, independent of the order of rows and columns and the spelling of numbers."""
-        lines = sorted("\0".join(map(str, _format_row(row))) for row in self.rows)
+        lines = sorted("\0".join(_list_measured(row)) for row in self.rows)
         head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
         return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
 
@@ -167,6 +172,12 @@ def write(path: Path, profile: Profile) -> None:
     writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
     writer.writerows([VERSION, *_format_row(row), str(profile.is_simulated).lower()] for row in profile.rows)
     input_files.write(path, text.getvalue())
+
+
+def _list_measured(row: Row) -> list[str]:
+    """Return the fields, without the loads of a row that has none, because older profiles have no such columns."""
+    cells = _format_row(row)
+    return cells if any(cells[-len(_LOADS) :]) else cells[: -len(_LOADS)]
 
 
 def _format_row(row: Row) -> list[str]:
@@ -293,7 +304,7 @@ def _name(origin: str, text: str) -> str:
 _READERS: dict[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(("workload", "gpu_model", "sharing_mode", "instance_profile"), _name),
     **dict.fromkeys(("processes", "batch", "num_blocks"), read_count),
-    "throughput_low_per_s": read_number,
+    **dict.fromkeys(("throughput_low_per_s", *_LOADS), read_number),
     "runs": lambda _where, text: tuple(text.split()),
 }
 

@@ -420,9 +420,14 @@ def answer_train(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def _choose_modes(text: str | None, table: Profile) -> list[str]:
-    """Return the modes of --modes, else the measured modes, because predicted modes gain a few per cent at most."""
+    """Return the modes of --modes, else the measured modes, because predicted modes gain a few per cent at most.
+
+    Different programs with loads were measured for MPS.
+    """
     if text is None:
         measured = {row.sharing_mode for row in table.rows}
+        if sum(row.pressure_ratio is not None for row in table.rows) > 1:
+            measured.add(sharing_modes.MPS.name)
         return [mode for mode in training_jobs.MODES if mode == sharing_modes.SERIAL.name or mode in measured]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in training_jobs.MODES]:

@@ -7,7 +7,7 @@ import dataclasses
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -328,8 +328,10 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
     predictions = predict_groups(inputs, None if device is None else normalise_model(device), driver_branch)
     predicted = [prediction for prediction in predictions if prediction.slowdowns]
     pairing = choose_pairs(predictions) if predicted else None
-    text = [*_format_pairs(predictions), "", *_rank_partners(predicted), *_describe_pairing(pairing)]
-    text += _list_notes(predictions)
+    named = _shorten(predictions, inputs.workloads)
+    text = [*_format_pairs(named), "", *_rank_partners([one for one in named if one.slowdowns])]
+    text += _describe_pairing(choose_pairs(named) if predicted else None)
+    text += _list_notes(named)
     if study.is_simulated:
         text.append(MEASURED_SIMULATED)
     data = {
@@ -339,6 +341,14 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
         "pairing": pairing and _pairing_to_json(pairing),
     }
     return CommandAnswer(data=data, text="\n".join(text), status=0 if predicted else 1)
+
+
+def _shorten(predictions: Sequence[Prediction], workloads: Sequence[str]) -> list[Prediction]:
+    """Leave the options in parentheses out of the names of workloads if these differ without them."""
+    short = {name: name.partition(" (")[0] for name in workloads}
+    if len(set(short.values())) < len(short):
+        return list(predictions)
+    return [replace(one, workloads=tuple(short[name] for name in one.workloads)) for one in predictions]
 
 
 def _format_pairs(predictions: list[Prediction]) -> list[str]:

@@ -16,14 +16,16 @@ from pipeline.base.domain import mig_table, service_figures, work_units
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.domain.normalisation import MEMORY_PEAK, select_independent
-from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE
+from pipeline.base.domain.sharing_modes import MPS, PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY
+from pipeline.report.evaluate.predictions import Load, collect_inputs, measure_loads
 from pipeline.report.evaluate.statistics import estimate
+from pipeline.report.evaluate.stressors import name_workload
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -58,6 +60,7 @@ class _CellRuns:
         label: description of the group, for errors.
         num_instances: number of equal shares that were busy at the same time.
         is_met: whether rate and objective were met; true if unknown.
+        load: sensitivity and pressure of a job that ran alone; `None` if not measured beside stressors.
         values: figures by quantity and block, one figure per instance.
     """
 
@@ -65,6 +68,7 @@ class _CellRuns:
     num_instances: int
     rate_per_s: float | None
     is_met: bool = True
+    load: Load | None = None
     values: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     gpus: dict[int, str] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
@@ -79,14 +83,18 @@ def measure_profile(study: Study, source: str) -> Profile:
     if len({row.is_simulated for row in study.rows}) > 1:
         raise ConfigError(f"{source}: has runs of simulated and of real GPUs; record them in separate experiments")
     cases = label_cases(study)
-    ranked = {(cell.case, cell.degree, cell.mode): cell for cell in make_cells(study) if _is_profiled(cell)}
+    cells = make_cells(study)
+    ranked = {(cell.case, cell.degree, cell.mode): cell for cell in cells if _is_profiled(cell)}
+    loads = measure_loads(collect_inputs(study, cells), MPS.label)
     names = _names(job for row in study.rows for job in row.jobs)
     runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:
         cell = ranked.get((cases[row.run_id], row.degree, row.mode))
         if cell is not None and row.is_valid and not row.gpu_uuid.startswith(CPU_PREFIX):
             for key, jobs, num_instances in _shares(row, names):
-                _add(runs[key], cell, row, jobs, num_instances)
+                of_group = _add(runs[key], cell, row, jobs, num_instances)
+                if row.is_sequential and len(jobs) == 1:
+                    of_group.load = loads.get(name_workload(cell.case.workloads[0], cell.case.setting))
     measured = [_row(key, _choose(key, list(by_case.values()), source)) for key, by_case in runs.items()]
     rows = [row for row in measured if row is not None]
     if not rows:
@@ -167,7 +175,7 @@ def _limit_pct(row: Row, job: JobRow) -> float | None:
     return 100 * float(job.place[PARTITION]) / int(total) if PARTITION in job.place and total.isdigit() else None
 
 
-def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
+def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> _CellRuns:
     rate = jobs[0].params.get(service_figures.RATE) if jobs[0].is_rate_given else None
     label = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
     case = by_case.setdefault(label, _CellRuns(label, num_instances, None if rate is None else float(rate)))
@@ -178,6 +186,7 @@ def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[Job
         case.is_met = case.is_met and row.metrics.get(name, 1.0) >= 1
     for name, figure in _figures(row, jobs).items():
         case.values[name][row.block].append(figure)
+    return case
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
@@ -232,6 +241,8 @@ def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
     figures: dict[str, Any] = {name: estimated.median for name, estimated in estimates.items()}
     if memory := runs.values.get("memory_mib"):  # the highest figure is used, because it must fit
         figures["memory_mib"] = max(max(values) for values in memory.values())
+    if runs.load is not None:
+        figures |= {"sensitivity_ratio": runs.load.sensitivity, "pressure_ratio": runs.load.pressure}
     cell: dict[str, Any] = key._asdict()
     return profile_table.Row(
         gpu_model=find_model_name(cell.pop("device")),

@@ -2,7 +2,8 @@
 
 Model: a work unit takes a + b / x seconds on a share x of the multiprocessors (a, b >= 0, fitted by relative error).
 The prediction error is measured by leave-one-out: each measured cell is predicted from the other cells. Naive sharing
-and MPS without limits are never predicted from other modes.
+and MPS without limits are never predicted from other modes. Different programs under MPS slow each other down by their
+loads, if these were measured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pipeline.base.domain.sharing_modes import MIG, MIG_MPS, MPS, MPS_PERCENT, N
 from pipeline.planner.profile_table import Row
 from pipeline.planner.serving.problem import Model
 from pipeline.prepare.mig import layouts
+from pipeline.report.evaluate.predictions import Load, predict_slowdowns
 
 _SHARED_WHOLE = (NAIVE.name, MPS.name)
 _OF_A_SHARE = (MPS_PERCENT.name, MIG.name, MIG_MPS.name)
@@ -112,6 +114,24 @@ class Speeds:
             is_predicted=True,
             error_ratio=None if is_mixed else self.error_ratio(place.mode, program),
         )
+
+    def find_mixed(self, programs: Sequence[Program]) -> list[Speed] | None:
+        """Predict the speeds of programs that run together under MPS; `None` unless the load of each is known."""
+        alone = [self._find_row(program, Place(mode=SERIAL.name)) for program in programs]
+        rows = [row for row in alone if row is not None and None not in (row.sensitivity_ratio, row.pressure_ratio)]
+        if len(rows) < len(programs):
+            return None
+        loads = {row.cell: Load(row.sensitivity_ratio or 0.0, row.pressure_ratio or 0.0) for row in rows}
+        slowdowns = predict_slowdowns([row.cell for row in rows], loads)
+        return [
+            Speed(
+                rate_per_s=row.throughput_per_s / slowdown,
+                energy_per_item_j=None,
+                memory_mib=row.memory_mib,
+                is_predicted=True,
+            )
+            for row, slowdown in zip(rows, slowdowns, strict=True)
+        ]
 
     def find_alone(self, program: Program) -> Speed | None:
         """Return the speed of a process alone on the GPU or else on the largest instance with a known speed."""

@@ -281,6 +281,7 @@ def _run_together(
             return Place(mode=mode, share_percent=shares[position], processes=len(kinds))
         return Place(mode=mode, instance_profile=None if profile is None else profile.name, processes=num_left)
 
+    is_mps = mode == MPS.name and shares is None and instance is None
     work_left = {position: problem.jobs[kind].work for position, kind in enumerate(kinds)}
     now_s = 0.0
     first: dict[int, Speed] = {}
@@ -288,9 +289,11 @@ def _run_together(
     energy_j: dict[int, float | None] = dict.fromkeys(work_left, 0.0)
     ends_s: dict[int, float] = {}
     while work_left:
-        is_mixed = len({problem.programs[kinds[position]] for position in work_left}) > 1
-        speeds: dict[int, Speed] = {}
-        for position in work_left:
+        programs = [problem.programs[kinds[position]] for position in work_left]
+        is_mixed = len(set(programs)) > 1
+        mixed = problem.speeds.find_mixed(programs) if is_mixed and is_mps else None
+        speeds: dict[int, Speed] = {} if mixed is None else dict(zip(work_left, mixed, strict=True))
+        for position in work_left.keys() - speeds.keys():
             place = place_at(position, len(work_left))
             if (speed := problem.speeds.find(problem.programs[kinds[position]], place, is_mixed=is_mixed)) is None:
                 return None

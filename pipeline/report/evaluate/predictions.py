@@ -20,9 +20,9 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
@@ -52,6 +52,7 @@ _SCATTER_OF_LOADS, _SCATTER_OF_SLOWDOWNS = 0.25, 0.04
 # Smaller losses of speed say more about the scatter of a measurement than about a load.
 _LEAST_LOSS = 0.1
 _SIMULATED = "simulated_"
+Name = TypeVar("Name", bound=Hashable)
 GroupName = tuple[str, ...]
 """The names of two or three workloads, sorted."""
 
@@ -248,9 +249,7 @@ def predict_groups(
 
 
 def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_branch: int | None) -> list[Prediction]:
-    vectors = inputs.vectors[mode]
-    all_resources = sorted({resource for members in vectors.values() for resource in members.sensitivity})
-    resources = [resource for resource in all_resources if resource in RESOURCES] or all_resources
+    resources, loads = list_resources(inputs.vectors[mode]), measure_loads(inputs, mode)
     measured = {
         name: group
         for (of_mode, name), group in inputs.groups.items()
@@ -264,11 +263,6 @@ def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_b
         name: _explain_platform(name, inputs.platforms, gpu_model, driver_branch)
         or _explain_unmeasured(name, mode, inputs, resources)
         for name in names
-    }
-    loads = {
-        name: measure_load(members, resources)
-        for name, members in vectors.items()
-        if all(members.has(resource) for resource in resources)
     }
     slowdowns = {
         name: [slowdown.median for slowdown in group.slowdowns]
@@ -308,6 +302,23 @@ def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_b
     return predictions
 
 
+def measure_loads(inputs: PairInputs, mode: str) -> dict[str, Load]:
+    """Return the load of each workload that ran beside the full stressor of each resource in a mode."""
+    vectors = inputs.vectors.get(mode, {})
+    resources = list_resources(vectors)
+    return {
+        name: measure_load(members, resources)
+        for name, members in vectors.items()
+        if all(members.has(resource) for resource in resources)
+    }
+
+
+def list_resources(vectors: Mapping[str, Vectors]) -> list[str]:
+    """Return the resources of the model, or all resources of a study without any of them."""
+    measured = sorted({resource for members in vectors.values() for resource in members.sensitivity})
+    return [resource for resource in measured if resource in RESOURCES] or measured
+
+
 def measure_load(vectors: Vectors, resources: Sequence[str]) -> Load:
     """Return the load of a workload that ran beside the full stressor of each resource."""
     sensitivity = statistics.mean(math.log(vectors.sensitivity[resource][FULL].median) for resource in resources)
@@ -315,8 +326,8 @@ def measure_load(vectors: Vectors, resources: Sequence[str]) -> Load:
     return Load(max(0.0, math.expm1(sensitivity)), max(0.0, math.expm1(pressure)))
 
 
-def predict_slowdowns(names: GroupName, loads: Mapping[str, Load]) -> list[float]:
-    """Return the slowdown of each workload of a group."""
+def predict_slowdowns(names: Sequence[Name], loads: Mapping[Name, Load]) -> list[float]:
+    """Return the slowdown of each workload of a group; a name may occur several times."""
     total = sum(loads[name].pressure for name in names)
     return [1 + STRENGTH * loads[name].sensitivity * (total - loads[name].pressure) for name in names]
 

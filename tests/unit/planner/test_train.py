@@ -22,6 +22,7 @@ from pipeline.planner.training.schedule import Schedule
 from pipeline.planner.training.speed import Place, Speeds, fit_speed
 from pipeline.planner.training.training_jobs import Job, JobGroup, TrainingProblem
 from pipeline.prepare.mig import profiles
+from pipeline.report.evaluate.predictions import STRENGTH
 from tests.support.report_rows import job, params, study
 from tests.support.report_rows import row as report_row
 
@@ -103,6 +104,24 @@ def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
     assert group.energy_j == pytest.approx(1200 * 1.5 + 1000 * 2.0)
     assert [run.is_predicted for run in group.runs] == [False, False]  # of one program
     assert not [*training_jobs.groups_of(make_problem(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
+
+
+def test_different_jobs_with_loads_slow_each_other_down_under_mps() -> None:
+    loads = {"a": (0.4, 0.5), "b": (0.3, 0.8)}
+    rows = [
+        row("serial", 1, 100.0, name, sensitivity_ratio=sensitivity, pressure_ratio=pressure)
+        for name, (sensitivity, pressure) in loads.items()
+    ]
+    jobs = [Job(name="a", workload="a", work=1000), Job(name="b", workload="b", work=1000)]
+    (group,) = training_jobs.groups_of(make_problem(jobs, rows), (1, 1), ["mps"])
+    slowdowns = 1 + STRENGTH * 0.4 * 0.8, 1 + STRENGTH * 0.3 * 0.5
+    assert [run.rate_per_s for run in group.runs] == pytest.approx([100 / slowdown for slowdown in slowdowns])
+    assert group.runs[1].end_s == pytest.approx(10 * slowdowns[1])
+    assert group.runs[0].end_s == pytest.approx(10 + (slowdowns[0] - 1) / slowdowns[0] * 10 * slowdowns[1])
+    assert all(run.is_predicted for run in group.runs)
+    assert not [*training_jobs.groups_of(make_problem(jobs, rows), (1, 1), ["naive"])]
+    unknown = [rows[0], row("serial", 1, 100.0, "b")]
+    assert not [*training_jobs.groups_of(make_problem(jobs, unknown), (1, 1), ["mps"])]
 
 
 def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None:

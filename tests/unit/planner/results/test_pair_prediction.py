@@ -17,8 +17,10 @@ from benchmarks import pair_models
 from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.planner import profile_table
 from pipeline.planner.__main__ import main
 from pipeline.planner.commands.results_commands import answer_predictions, choose_pairs
+from pipeline.planner.results.profile_measurement import measure_profile
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.predictions import (
     STRENGTH,
@@ -142,7 +144,7 @@ def test_measured_pairs_correct_the_loads_of_their_workloads() -> None:
     corrected = correct_loads(from_stressors, pairs)
     expected, before, after = (predict_slowdowns(("c", "d"), loads)[1] for loads in (truth, from_stressors, corrected))
     assert before < after < expected  # d beside c
-    assert abs(after / expected - 1) < 0.1 * abs(before / expected - 1)
+    assert abs(after / expected - 1) < 0.2 * abs(before / expected - 1)
     idle = {"a": Load(0.0, 0.0), "b": Load(0.3, 0.8)}
     assert correct_loads(idle, {("a", "b"): [1.09, 1.3]}) == idle  # nothing to scale
 
@@ -152,6 +154,17 @@ def test_the_losses_beside_two_partners_add_up() -> None:
     of_three = predict_slowdowns(("a", "b", "c"), loads)
     beside_each = [predict_slowdowns(("a", other), loads)[0] for other in "bc"]
     assert of_three[0] - 1 == pytest.approx(sum(beside_each) - 2)
+
+
+def test_a_profile_has_the_loads_of_programs_beside_stressors(tmp_path: Path) -> None:
+    rows = [one for name, use in {"a": MEMORY, "b": BOTH}.items() for one in make_stressed_rows(name, use)]
+    profile = measure_profile(study(*unique(rows)), "x")
+    loads = {one.workload: (one.sensitivity_ratio, one.pressure_ratio) for one in profile.rows}
+    sensitivity, pressure = (loads[name][place] for place, name in enumerate("ab"))
+    assert sensitivity is not None and pressure is not None
+    assert 1 + STRENGTH * sensitivity * pressure == pytest.approx(predict(MEMORY, BOTH))
+    profile_table.write(tmp_path / "p.csv", profile)
+    assert profile_table.read(tmp_path / "p.csv").digest == profile.digest
 
 
 def test_a_measured_group_of_three_is_predicted_from_pairs() -> None:
@@ -339,9 +352,9 @@ def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
     answer = answer_predictions(study(*rows))
     assert answer.status == 0
     lines = answer.text.splitlines()
-    assert lines[1].split()[:8] == ["a", "bs128", "+", "b", "bs128", "MPS", "1.12,", "1.12"]
+    assert lines[1].split()[:8] == ["a", "bs128", "+", "b", "bs128", "MPS", "1.09,", "1.09"]
     assert lines[1].endswith("not known")
-    assert "Put together, for 71 % of the GPU time of all one after another:" in lines
+    assert "Put together, for 70 % of the GPU time of all one after another:" in lines
     assert "    c bs128: alone" in lines
     assert "a bs128 + c bs128, MPS: not known: c bs128 has no slowdown beside stressors at dial 1" in lines
     first, second, _ = json.loads(json.dumps(answer.data))["pairs"]
