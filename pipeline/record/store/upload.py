@@ -66,7 +66,7 @@ class RunIds:
     """The MLflow runs of a group and of its jobs, by job index.
 
     Attributes:
-        described: params and tags that MLflow already has, by run id.
+        described: params and tags that MLflow is known to have, by run id.
         failed: artifact URIs of failed jobs, by job index; empty until the group is sent.
     """
 
@@ -94,8 +94,8 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
         contents = {runs.parent: _describe_group(record)}
         contents |= {runs.jobs[job.index]: _describe_job(record, job) for job in record.jobs}
         for run_id, content in contents.items():
-            runs.described[run_id] = content
             _log(store, run_id, RunContent(params=content.params))
+            runs.described.setdefault(run_id, RunContent()).params = content.params
         run_artifacts.log_record(store, runs.name_runs(record))
         return runs
 
@@ -427,6 +427,8 @@ def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> Run
     counted = {job.params[work_units.PARAM] for job in record.jobs if work_units.PARAM in job.params}
     experiment_id = store.open_experiment(record.experiment, counted)
     run_ids = _find_known_runs(store, folder, record, experiment_id)
+    # A run that a killed sender created has the tags of that time, which may lack the result.
+    created_contents: dict[str, RunContent] = {}
 
     def keep() -> None:
         ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": run_ids}
@@ -442,6 +444,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> Run
             tags |= described.tags  # setting tags on creation takes a third of the time of setting them later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, name)
             run_ids[key] = str(created.info.run_id)
+            created_contents[run_ids[key]] = RunContent(tags=described.tags)
             keep()
         return run_ids[key]
 
@@ -455,7 +458,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: GroupRecord) -> Run
         )
         for job in record.jobs
     }
-    return RunIds(parent, children)
+    return RunIds(parent, children, described=created_contents)
 
 
 def _name_group_run(store: Store, experiment_id: str, record: GroupRecord) -> str:

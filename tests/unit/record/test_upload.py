@@ -120,6 +120,23 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
     assert killed > 30
 
 
+def test_a_group_that_ends_while_its_killed_sender_is_replaced_has_its_result(root: Path) -> None:
+    store, ended = open_store(root), record((child(0, exit_status=0, notes={"left_out": "a file"}),))
+    running_jobs = tuple(dataclasses.replace(as_running(job), exit_status=None, notes={}) for job in ended.jobs)
+    upload.send(lambda uri: store, make_spool(root, ended), series_points=100)
+    expected = content(store.client)
+    for k in range(1, 9):  # the last one is beyond the calls of `begin`
+        for run in runs_of(store.client):
+            store.client.delete_run(run.info.run_id)
+        folder = make_spool(root, dataclasses.replace(as_running(ended), jobs=running_jobs))
+        with contextlib.suppress(Killed):
+            upload.begin(_kill_at_call(store, k, after=True), folder)
+        group_folder.write(folder, ended)
+        begun = upload.begin(lambda uri: store, folder)  # a new sender repeats the requests without a reply
+        upload.send(lambda uri: store, folder, series_points=100, begun_runs=begun)
+        assert content(store.client) == expected, f"killed after call {k}"
+
+
 def _kill_at_call(store: Store, k: int, after: bool) -> Callable[[str | None], Store]:
     proxy: Any = KilledAt(store.client, k, after)
     return lambda uri: Store(client=proxy, uri=store.uri, root=store.root)
