@@ -165,7 +165,7 @@ class Climb:
         if not self.is_decided:
             minutes = f"advise_minutes={2 * self.minutes:g}"
             command = invocation.spell_changed_command(words, "resume=true", minutes)
-            yield f"go on:  {invocation.mask_command(command)}"
+            yield f"go on:  {invocation.mask_command(command)}   # for {2 * self.minutes:g} minutes more"
 
 
 def _fails_alone(row: GroupResult) -> bool:

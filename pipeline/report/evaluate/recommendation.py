@@ -28,7 +28,6 @@ from pipeline.report.evaluate.statistics import (
     compare_pairs,
     compute_half,
     format_interval,
-    format_times,
     pool_deviations,
 )
 
@@ -109,13 +108,19 @@ class Recommendation:
         ratio = _compare(cell, self.choice)
         return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
-    def _may_be_faster(self, cell: Cell) -> bool:
+    def bound(self, cell: Cell) -> Estimate:
+        """Return the speed of a candidate over that of the choice, with the interval that decides."""
         test = _test(cell, self.choice)
-        high = test.ratio.high
         deviation, degrees = self._scatter
-        if degrees >= _MIN_DEGREES and test.ratio.n:
-            high = math.exp(test.mean + compute_half(deviation / math.sqrt(test.ratio.n), degrees))
-        return high is None or high > 1 + (BOUND if test.ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
+        if degrees < _MIN_DEGREES or not test.ratio.n:
+            return test.ratio
+        half = compute_half(deviation / math.sqrt(test.ratio.n), degrees)
+        middle, low, high = (math.exp(test.mean + step) for step in (0, -half, half))
+        return Estimate(median=middle, low=low, high=high, n=test.ratio.n)
+
+    def _may_be_faster(self, cell: Cell) -> bool:
+        ratio = self.bound(cell)
+        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
 
     @cached_property
     def _scatter(self) -> tuple[float, int]:
@@ -199,20 +204,28 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
         place = candidates.index(choice)
         rivals = {"Perhaps faster": candidates[place + 1 :], "Simpler": candidates[:place]}
         for title, cells in rivals.items():
-            yield from _list_rivals(title, choice, [cell for cell in cells if cell in recommendation.open])
+            yield from _list_rivals(title, recommendation, [cell for cell in cells if cell in recommendation.open])
         if choice.degree == max(cell.degree for cell in candidates if cell.mode == choice.mode):
             yield "More copies were not tried."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
         yield f"Doubt: {textwrap.shorten(doubt, 120)}."
 
 
-def _list_rivals(title: str, choice: Cell, rivals: Sequence[Cell]) -> Iterator[str]:
+def _list_rivals(title: str, recommendation: Recommendation, rivals: Sequence[Cell]) -> Iterator[str]:
     """Yield a sentence with the speed of the fastest rivals relative to the choice; none without rivals."""
-    pairs = sorted(((_compare(cell, choice), cell) for cell in rivals), key=lambda pair: -pair[0].median)
-    names = [f"{_name(cell)} ({format_times(ratio)} as fast)" for ratio, cell in pairs[:_MOST_OPEN]]
-    more = [f"{len(pairs) - _MOST_OPEN} more"] if len(pairs) > _MOST_OPEN else []
+    pairs = sorted(((recommendation.bound(cell), cell) for cell in rivals), key=lambda pair: -pair[0].median)
+    names = [f"{_name(cell)} ({_format_rival(ratio)})" for ratio, cell in pairs[:_MOST_OPEN]]
+    more = [f"{len(pairs) - _MOST_OPEN} more candidates"] if len(pairs) > _MOST_OPEN + 1 else []
+    if len(pairs) == _MOST_OPEN + 1:
+        names.append(f"{_name(pairs[-1][1])} ({_format_rival(pairs[-1][0])})")
     if names:
         yield f"{title}: {', '.join([*names, *more])}."
+
+
+def _format_rival(ratio: Estimate) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.median:.2f} times as fast"
+    return f"{ratio.low:.2f} to {ratio.high:.2f} times as fast"
 
 
 def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
@@ -239,9 +252,17 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
             if not cell.is_wholly_invalid:
                 yield f"{subject}: {cell.reason or cell.finding.value}."
         else:
-            ratio = _compare(cell, choice)
-            gain = "adds nothing" if ratio.median <= 1 + MARGIN else f"adds {100 * (ratio.median - 1):.0f} %"
-            yield f"{subject} {gain}{format_interval(ratio, '.2f')}."
+            yield f"{subject} {_describe_gain(recommendation.bound(cell))}."
+
+
+def _describe_gain(ratio: Estimate) -> str:
+    """Say what a further job does to the speed of all."""
+    middle, low, high = (
+        None if speed is None else 100 * (speed - 1) for speed in (ratio.median, ratio.low, ratio.high)
+    )
+    if ratio.median > 1 + MARGIN:
+        return f"adds {middle:.0f} %" + ("" if low is None or high is None else f" ({low:.0f} to {high:.0f} %)")
+    return "adds nothing" if high is None else f"adds nothing, or at most {max(0.0, high):.0f} %"
 
 
 def _name(cell: Cell, *, is_start: bool = False) -> str:
@@ -267,7 +288,7 @@ def _list_table(recommendation: Recommendation) -> Iterator[str]:
     by_place = {(cell.degree, cell.mode): cell for cell in cells}
     most = max((_speedup(cell) for cell in cells if SPEEDUP in cell.estimates), default=1.0)
     yield "jobs  " + "".join(f"{mode:<24}" for mode in modes).rstrip()
-    yield "   1  " + "".join(f"{'1.00':<24}" for _ in modes[:1])
+    yield "   1  1.00"
     for degree in sorted({cell.degree for cell in cells}):
         row = "".join(f"{_format_entry(by_place.get((degree, mode)), recommendation, most):<24}" for mode in modes)
         yield f"{degree:>4}  {row}".rstrip()
@@ -281,5 +302,6 @@ def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float
         return "out of memory" if cell.finding is Result.OOM else finding
     bar = "▏▎▍▌▋▊▉█"
     eighths = max(1, round(_speedup(cell) / most * 64))
-    mark = " <" if cell is recommendation.choice else ""
+    is_once = len(cell.values[SPEEDUP]) == 1 < len(recommendation.choice.values[SPEEDUP])
+    mark = " <" if cell is recommendation.choice else " once" if is_once else ""
     return f"{_speedup(cell):.2f} {'█' * (eighths // 8)}{bar[eighths % 8 - 1] if eighths % 8 else ''}{mark}"
