@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.system.words import format_count, group_by
+from pipeline.base.system.words import format_count, format_duration, group_by, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.record import invocation
 
@@ -28,6 +28,8 @@ _LAST_BY_ONE = 4
 """Number of jobs up to which the first block tries each number although each needs a launch of its own."""
 _LEAST_RISE = 0.02
 """Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
+_GROUPS_OF_A_SEARCH = 20
+"""Groups that a search needs, about, to be decided."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
 _BLOCKS_WITHOUT_FIGURE = 2
@@ -49,6 +51,7 @@ class Climb:
         self.recommendation: Recommendation | None = None
         self.is_decided = False
         self._begin_s = clock()
+        self._is_first = True
         self._block, self._chosen = 1, set[str]()
         shared = {group.key: group for group in groups if not group.sequential and group.skip_reason is None}
         self._ladders = [
@@ -58,6 +61,9 @@ class Climb:
 
     def select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
         """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
+        if rows and self._is_first:
+            self._is_first = False
+            self._warn_of_long_runs()
         if self.remaining_s > 0 and launch[0].block != self._block:
             self._begin_block(launch[0].block, rows)
         if self.is_decided or self.remaining_s <= 0:
@@ -104,6 +110,15 @@ class Climb:
         rungs = set(self._list_next_rungs({keys[cell.case, cell.degree, cell.mode] for cell in best} - slower, ran))
         self._chosen = contenders | rungs
         self.is_decided = recommendation.has_interval and not recommendation.open and not rungs
+
+    def _warn_of_long_runs(self) -> None:
+        group_s = self._clock() - self._begin_s
+        if group_s * _GROUPS_OF_A_SEARCH > 60 * self.minutes:
+            num_groups = 60 * self.minutes / group_s
+            say(
+                f"note: the job alone took {format_duration(group_s)}, so {self.minutes:g} minutes are about "
+                f"{num_groups:.0f} groups, which may not decide; shorten its run (fewer steps), or add minutes"
+            )
 
     def _begin_block(self, block: int, rows: Sequence[GroupResult]) -> None:
         self._block = block

@@ -118,11 +118,12 @@ def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
     assert first == [("serial", 1), ("naive", 2), ("naive", 3), ("mps", 2), ("mps", 3), ("mps", 4)]
 
 
-def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
+def test_nothing_starts_after_the_minutes_and_the_answer_stays_open(capsys):
     curves = CURVES["saturating"]
     machine = Machine(curves, 0, noise=0.05)
     climb, rows = search(curves, machine, minutes=0.6)
     assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
+    assert f"note: the job alone took {GROUP_S:.0f} s, so 0.6 minutes are about " in capsys.readouterr().err
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
     assert text.startswith("Not decided. So far: Run ")
     assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
