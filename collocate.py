@@ -77,7 +77,7 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
-        script = next((word for word in overrides if Path(word).is_file()), None)
+        script = next((word for word in overrides if Path(word).is_file() or ".py" in word), None)
         parser.error(
             f"put -- before {script}: collocate advise -- {script}"
             if script

@@ -60,13 +60,13 @@ def compute_figures(
         **_compute_latencies(due),
     }
     if objective is not None:
-        metrics[service_figures.GOODPUT] = float(shares[_is_in_time(answered, objective)].sum()) / seconds
+        metrics[service_figures.GOODPUT] = float(shares[_compute_excess(answered, objective) <= 1].sum()) / seconds
         percentile = objective.percentile
-        if percentile is not None and objective.latency_ms is not None and len(due) >= min_requests(percentile):
-            latency_ms = _compute_latency_ms(due)
-            is_met = select_rank(np.sort(latency_ms), percentile) <= objective.latency_ms
+        if percentile is not None and len(due) >= min_requests(percentile):
+            excess = _compute_excess(due, objective)
+            is_met = select_rank(np.sort(excess), percentile) <= 1
             # A window that is too short shows too low a percentile, so it can only show that an objective is missed.
-            if not is_met or has_enough(latency_ms, percentile):
+            if not is_met or has_enough(excess, percentile):
                 metrics[service_figures.OBJECTIVE_MET] = float(is_met)
     if is_rate_given:
         metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered_requests), window)
@@ -144,22 +144,25 @@ def _compute_first_ms(requests: Requests) -> Values:
     return first_ms
 
 
-def _is_in_time(requests: Requests, objective: Objective) -> NDArray[np.bool_]:
-    """Return whether an answered request meets an objective; one without a first token meets none for tokens."""
+def _compute_excess(requests: Requests, objective: Objective) -> Values:
+    """Return the times of each request over their objectives, of which the largest counts; infinite if unanswered.
+
+    An answer without a first token meets no objective for tokens.
+    """
     import numpy as np
 
-    meets = np.ones(len(requests), bool)
+    excess: Values = np.where(requests.is_answered, 0.0, np.inf)
     if objective.latency_ms is not None:
-        meets &= _compute_latency_ms(requests) <= objective.latency_ms
+        excess = np.maximum(excess, _compute_latency_ms(requests) / objective.latency_ms)
     has_spoken = requests["first_token_ns"] > 0
     if objective.first_token_ms is not None:
-        meets &= has_spoken & (_subtract_ms(requests, "intended_ns", "first_token_ns") <= objective.first_token_ms)
+        first_ms = _subtract_ms(requests, "intended_ns", "first_token_ns")
+        excess = np.maximum(excess, np.where(has_spoken, first_ms, np.inf) / objective.first_token_ms)
     if objective.per_token_ms is not None:
         num_further = np.maximum(requests["tokens"] - 1, 1)
-        meets &= has_spoken & (
-            _subtract_ms(requests, "first_token_ns", "done_ns") / num_further <= objective.per_token_ms
-        )
-    return meets
+        further_ms = _subtract_ms(requests, "first_token_ns", "done_ns") / num_further
+        excess = np.maximum(excess, np.where(has_spoken, further_ms, np.inf) / objective.per_token_ms)
+    return excess
 
 
 def describe_lateness(requests: Requests, window: Window) -> str | None:

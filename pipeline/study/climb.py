@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.system.words import format_count, format_duration, group_by, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.record import invocation
@@ -28,7 +29,7 @@ _LAST_BY_ONE = 4
 """Number of jobs up to which the first block tries each number although each needs a launch of its own."""
 _LEAST_RISE = 0.02
 """Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
-_GROUPS_OF_A_SEARCH = 20
+_GROUPS_OF_A_SEARCH = 30
 """Groups that a search needs, about, to be decided."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
@@ -117,7 +118,8 @@ class Climb:
             num_groups = 60 * self.minutes / group_s
             say(
                 f"note: the job alone took {format_duration(group_s)}, so {self.minutes:g} minutes are about "
-                f"{num_groups:.0f} groups, which may not decide; shorten its run (fewer steps), or add minutes"
+                f"{num_groups:.0f} groups, which may not decide; shorten its run to about "
+                f"{60 * self.minutes / _GROUPS_OF_A_SEARCH:.0f} s (fewer steps), or add minutes"
             )
 
     def _begin_block(self, block: int, rows: Sequence[GroupResult]) -> None:
@@ -136,6 +138,8 @@ class Climb:
         below = [by_key[member.key] for member in ladder if len(member.jobs) < num_jobs and member.key in by_key]
         if not below:
             return groups[-1].key == ladder[0].key
+        if below[-1].metrics.get(OBJECTIVE_MET_WORST, 1.0) < 1:  # of a service; more copies answer later still
+            return False
         speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below]
         return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 

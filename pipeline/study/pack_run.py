@@ -113,8 +113,11 @@ class PackRun:
         words.say(f"    {spell_trial(state.job)}: {result} ({format_duration(took_s)}; {self.summarize()})")
 
     def summarize(self) -> str:
-        """Return the progress in one line: `7 of 24 ended, 3 at a time, about 12 min left`."""
+        """Return the progress in one line: `7 of 24 ended, 3 at a time, 9 min saved, about 12 min left`."""
         ended = f"{self._num_ended} of {len(self._group.jobs)} ended, {self._schedule.number} at a time"
+        if (serial := self._schedule.estimate_serial_s()) is not None:
+            saved_s = serial[0] - (time.monotonic() - self._begin_s)
+            ended += f", {format_duration(max(0.0, saved_s))} saved"
         num_left = len(self._group.jobs) - self._num_ended
         if not (self._took_s and num_left):
             return ended

@@ -18,6 +18,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from pipeline.report.evaluate.statistics import compute_half
+
 _LEAST_VALUES, _MOST_VALUES = 2, 10
 """Values of a trial's rate for a comparison: the fewest, and those after which it is decided by their mean."""
 _LEAST_DEVIATION = 0.02
@@ -34,8 +36,6 @@ _ENDS_UNTIL_RETRY = 6
 _MEMORY_SHARE = 0.95
 LEAST_TURNS, _VALUES_OF_TURN = 3, 4
 """Turns of an estimate, and values of a rate after which a turn ends."""
-_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom."""
 
 Rates = Mapping[int, Sequence[float]]
 
@@ -352,8 +352,7 @@ class TrialSchedule:
         errors = [turn.number * turn.ratio / gains[turn.number] - 1 for turn in self.turns]
         freedom = max(1, len(errors) - len(by_number))
         deviation = math.sqrt(sum(error * error for error in errors) / freedom)
-        quantile = _QUANTILES[freedom - 1] if freedom <= len(_QUANTILES) else 2.2
-        half = min(1.0, quantile * deviation / math.sqrt(len(errors)))
+        half = min(1.0, compute_half(deviation / math.sqrt(len(errors)), freedom))
         return (least_s + most_s) / 2, least_s * (1 - half), most_s * (1 + half)
 
 

@@ -137,11 +137,29 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
         climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
     )
     text = " ".join(lines)
-    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.29 to 2.31); each takes 1.31 times")
+    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.30 to 2.31); each takes 1.30 times")
     assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
     assert "Same user, no isolation: 3 copies in one process, 2.6" in text
     assert "scenario=mps degree=3 -- train.py --epochs 3" in text
     assert max(map(len, lines[: lines.index("")])) <= 80
+
+
+def test_copies_of_a_service_that_miss_its_objective_are_not_recommended():
+    curves = {"naive": (1, 1.5, 1.7, 1.9), "mps": (1, 1.6, 2.2, 3.0, 4.0)}
+
+    class Server(Machine):
+        def run(self, the_group):
+            row = super().run(the_group)
+            is_met = len(the_group.jobs) <= (3 if the_group.scenario == "mps" else 2)
+            return replace(row, metrics={**row.metrics, "objective_met_worst_ratio": float(is_met)})
+
+    climb, rows = search(curves, Server(curves, 0, noise=0.002))
+    assert climb.is_decided and name(climb) == ("mps", 3)
+    assert max(len(row.group.jobs) for row in rows if row.group.scenario == "mps") == 4
+    lines = list(climb.answer(rows, ["run.py", "+experiment=advise"]))
+    text = " ".join(lines)
+    assert text.startswith("Run 3 copies under MPS: 2.") and "A fourth misses the objective." in text
+    assert "too slow" in text
 
 
 def test_the_commands_of_an_answer_have_no_secrets():

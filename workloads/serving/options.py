@@ -53,7 +53,7 @@ class Service:
         None,
         is_flag=False,
         choices=(50.0, 95.0, 99.0, 99.9),
-        help="latency percentile to which `objective_ms` applies; the window must have enough requests",
+        help="percentage of the requests that must meet the objectives; the window must have enough requests",
     )
     warmup_requests: int = option(20, least=1, help="requests before the barrier")
 
@@ -74,8 +74,10 @@ class Service:
             raise ValueError("outstanding_per=group divides the clients of arrival=closed; remove outstanding_per")
         if self.objective_ms is not None and not self.objective_ms > 0:
             raise ValueError(f"objective_ms={self.objective_ms:g} must be above 0")
-        if self.objective_percentile is not None and self.objective_ms is None:
-            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs objective_ms; add it")
+        targets = ("objective_ms", "ttft_ms", "tpot_ms")
+        if self.objective_percentile is not None and all(getattr(self, name, None) is None for name in targets):
+            names = " or ".join(name for name in targets if hasattr(self, name))
+            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs {names}; add it")
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
 """Goodput in requests/s, and its ratio to the offered load."""
 
 OBJECTIVE_MET = "objective_met_ratio"
-"""For a job with an objective at a percentile: 1 if its latency meets it, else 0."""
+"""For a job with an objective at a percentile: 1 if so many of its requests meet it, else 0."""
 PERCENTILES = (("50", 50.0), ("95", 95.0), ("99", 99.0), ("999", 99.9))
 """Name and percentage of each percentile."""
 MEDIAN = 50.0

@@ -46,7 +46,7 @@ class Objective:
 
     Attributes:
         latency_ms: longest latency; `None` for any.
-        percentile: the percentage of the requests that must meet `latency_ms`.
+        percentile: the percentage of the requests that must meet the objective.
         first_token_ms: longest time to the first token.
         per_token_ms: longest mean time of each further token.
     """

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
 from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.cells import Cell, speed_ratios
@@ -33,9 +34,8 @@ from pipeline.report.evaluate.statistics import (
 
 TOLERANCE = 0.05
 """A simpler candidate is recommended if it loses no more than this share of the speed; decided if by its interval."""
-_MUCH_SLOWER = (1.5, 1.25)
+_MUCH_SLOWER = (1.3, 1.2)
 """Ratios to the fastest candidate above which one block, or two, are enough to leave a candidate out."""
-_MOST_OPEN = 3
 BOUND = 0.15
 """The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
 _ENOUGH_BLOCKS = 3
@@ -56,11 +56,15 @@ class Recommendation:
         candidates: cells with a speed-up over serial, the simplest first; serial itself is the first.
         without_isolation: cells of modes that give up isolation, with a speed-up.
         without_figure: cells that ran out of memory, were skipped or have no valid block.
+        too_slow: cells of services that missed their objective in a block.
+        is_slow_alone: whether the service alone missed it.
     """
 
     candidates: tuple[Cell, ...]
     without_isolation: tuple[Cell, ...]
     without_figure: tuple[Cell, ...]
+    too_slow: tuple[Cell, ...] = ()
+    is_slow_alone: bool = False
 
     @cached_property
     def fastest(self) -> Cell:
@@ -99,13 +103,13 @@ class Recommendation:
         """Return whether a candidate is slower than the fastest, by its interval and by more than the margin."""
         test = _test(self.fastest, cell)
         if test.ratio.n < MIN_FOR_INTERVAL:
-            return test.ratio.n > 0 and test.ratio.median > _MUCH_SLOWER[test.ratio.n - 1]
+            return test.ratio.median > _MUCH_SLOWER[max(0, test.ratio.n - 1)]
         return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
 
     def _is_passed(self, cell: Cell) -> bool:
         if cell.sharing == SERIAL:
             return False
-        ratio = _compare(cell, self.choice)
+        ratio = self.bound(cell)
         return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
     def bound(self, cell: Cell) -> Estimate:
@@ -134,19 +138,27 @@ class Recommendation:
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:
     """Return the recommendation for the jobs of a study with one case; `None` without a speed-up."""
-    shared = [cell for cell in cells if cell.sharing != SERIAL and cell.degree > 1]
+    all_cells = list(cells)
+    shared = [cell for cell in all_cells if cell.sharing != SERIAL and cell.degree > 1]
     with_figure = [cell for cell in shared if cell.is_compared and SPEEDUP in cell.estimates]
     if not with_figure:
         return None
+    in_time = [cell for cell in with_figure if not _misses_objective(cell)]
     candidates = sorted(
-        [cell for cell in with_figure if not cell.sharing.gives_up],
+        [cell for cell in in_time if not cell.sharing.gives_up],
         key=lambda cell: (cell.sharing.order, cell.degree, cell.mode),
     )
     return Recommendation(
         candidates=(_make_serial(with_figure), *candidates),
-        without_isolation=tuple(cell for cell in with_figure if cell.sharing.gives_up),
+        without_isolation=tuple(cell for cell in in_time if cell.sharing.gives_up),
         without_figure=tuple(cell for cell in shared if cell not in with_figure),
+        too_slow=tuple(cell for cell in with_figure if _misses_objective(cell)),
+        is_slow_alone=any(_misses_objective(cell) for cell in all_cells if cell.sharing == SERIAL and cell.degree == 1),
     )
+
+
+def _misses_objective(cell: Cell) -> bool:
+    return any(is_met < 1 for is_met in cell.values.get(OBJECTIVE_MET_WORST, {}).values())
 
 
 def _make_serial(cells: Sequence[Cell]) -> Cell:
@@ -200,32 +212,25 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
     for cell in recommendation.best_of_modes:
         if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
-    if not is_decided:
-        place = candidates.index(choice)
-        rivals = {"Perhaps faster": candidates[place + 1 :], "Simpler": candidates[:place]}
-        for title, cells in rivals.items():
-            yield from _list_rivals(title, recommendation, [cell for cell in cells if cell in recommendation.open])
-        if choice.degree == max(cell.degree for cell in candidates if cell.mode == choice.mode):
+    if not is_decided and recommendation.open:
+        yield f"As good or better may be {_list_rivals(recommendation.open)}."
+        tried = [cell.degree for cell in (*candidates, *recommendation.too_slow) if cell.mode == choice.mode]
+        if choice.degree == max(tried):
             yield "More copies were not tried."
+    if recommendation.is_slow_alone:
+        yield "The service misses its objective alone, too."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
         yield f"Doubt: {textwrap.shorten(doubt, 120)}."
 
 
-def _list_rivals(title: str, recommendation: Recommendation, rivals: Sequence[Cell]) -> Iterator[str]:
-    """Yield a sentence with the speed of the fastest rivals relative to the choice; none without rivals."""
-    pairs = sorted(((recommendation.bound(cell), cell) for cell in rivals), key=lambda pair: -pair[0].median)
-    names = [f"{_name(cell)} ({_format_rival(ratio)})" for ratio, cell in pairs[:_MOST_OPEN]]
-    more = [f"{len(pairs) - _MOST_OPEN} more candidates"] if len(pairs) > _MOST_OPEN + 1 else []
-    if len(pairs) == _MOST_OPEN + 1:
-        names.append(f"{_name(pairs[-1][1])} ({_format_rival(pairs[-1][0])})")
-    if names:
-        yield f"{title}: {', '.join([*names, *more])}."
-
-
-def _format_rival(ratio: Estimate) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.median:.2f} times as fast"
-    return f"{ratio.low:.2f} to {ratio.high:.2f} times as fast"
+def _list_rivals(rivals: Sequence[Cell]) -> str:
+    """Name candidates, those of one mode together: `2, 3 or 5 copies under MPS`."""
+    names = []
+    for cells in group_by(rivals, lambda cell: cell.mode).values():
+        *numbers, last = sorted({cell.degree for cell in cells})
+        before = f"{', '.join(map(str, numbers))} or " if numbers else ""
+        names.append(f"{before}{_name(next(cell for cell in cells if cell.degree == last))}")
+    return "; ".join(names)
 
 
 def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
@@ -245,10 +250,12 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
     if choice.case.is_mix or number >= len(_ORDINALS):
         return
     subject = f"A{'n' if number == 8 else ''} {_ORDINALS[number]}"
-    for cell in (*recommendation.candidates, *recommendation.without_figure):
+    for cell in (*recommendation.candidates, *recommendation.without_figure, *recommendation.too_slow):
         if (cell.mode, cell.degree) != (choice.mode, number) or cell in recommendation.open:
             continue
-        if cell in recommendation.without_figure:
+        if cell in recommendation.too_slow:
+            yield f"{subject} misses the objective."
+        elif cell in recommendation.without_figure:
             if not cell.is_wholly_invalid:
                 yield f"{subject}: {cell.reason or cell.finding.value}."
         else:
@@ -283,7 +290,8 @@ def _format_gain(cell: Cell, noun: str = "") -> str:
 
 def _list_table(recommendation: Recommendation) -> Iterator[str]:
     """Yield a row for each number of jobs, with the speed-up over serial in each mode."""
-    cells = (*recommendation.candidates[1:], *recommendation.without_isolation, *recommendation.without_figure)
+    with_figure = (*recommendation.candidates[1:], *recommendation.without_isolation, *recommendation.too_slow)
+    cells = (*with_figure, *recommendation.without_figure)
     modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.sharing.order)))
     by_place = {(cell.degree, cell.mode): cell for cell in cells}
     most = max((_speedup(cell) for cell in cells if SPEEDUP in cell.estimates), default=1.0)
@@ -302,6 +310,8 @@ def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float
         return "out of memory" if cell.finding is Result.OOM else finding
     bar = "▏▎▍▌▋▊▉█"
     eighths = max(1, round(_speedup(cell) / most * 64))
-    is_once = len(cell.values[SPEEDUP]) == 1 < len(recommendation.choice.values[SPEEDUP])
-    mark = " <" if cell is recommendation.choice else " once" if is_once else ""
+    if cell in recommendation.too_slow:
+        return f"{_speedup(cell):.2f} too slow"
+    is_once = len(cell.values[SPEEDUP]) == 1 < max(len(one.values[SPEEDUP]) for one in recommendation.candidates[1:])
+    mark = " <" * (cell is recommendation.choice) + " once" * is_once
     return f"{_speedup(cell):.2f} {'█' * (eighths // 8)}{bar[eighths % 8 - 1] if eighths % 8 else ''}{mark}"

@@ -181,6 +181,22 @@ def test_tokens_have_a_first_and_a_time_each(tmp_path):
     assert figures["per_token_p50_ms"] == 5
 
 
+@pytest.mark.parametrize(
+    ("objective", "is_met"),
+    [
+        (Objective(first_token_ms=11, per_token_ms=5, percentile=50), 1),
+        (Objective(first_token_ms=11, per_token_ms=4.9, percentile=50), 0),
+        (Objective(first_token_ms=10.9, percentile=50), 0),
+        (Objective(latency_ms=31, first_token_ms=11, percentile=50), 1),
+        (Objective(first_token_ms=11, percentile=99), None),  # too few requests
+    ],
+)
+def test_an_objective_at_a_percentile_holds_for_tokens_too(tmp_path, objective, is_met):
+    rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
+    figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S), objective=objective)
+    assert figures.get("objective_met_ratio") == is_met
+
+
 def test_of_a_server_that_says_nothing_of_itself_only_the_whole_is_known(tmp_path):
     rows = [(at, at, 0, at + 31 * MS, at + 11 * MS, 5) for at in range(S, 2 * S, 10 * MS)]
     figures = latency.compute_figures(record_requests(tmp_path, rows), (S, 2 * S))
