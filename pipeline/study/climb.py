@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain.normalisation import SPEEDUP
@@ -29,6 +29,8 @@ _LAST_BY_ONE = 4
 """Number of jobs up to which the first block tries each number although each needs a launch of its own."""
 _LEAST_RISE = 0.02
 """Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
+_NEARLY = 0.9
+"""Part of the best speed-up of a mode above which both neighbours of an untried number leave it out."""
 _GROUPS_OF_A_SEARCH = 30
 """Groups that a search needs, about, to be decided."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
@@ -108,7 +110,12 @@ class Climb:
             for cell in best
             if not cell.sharing.gives_up and recommendation.is_slower(cell)
         }
-        rungs = set(self._list_next_rungs({keys[cell.case, cell.degree, cell.mode] for cell in best} - slower, ran))
+        speeds = {
+            keys[cell.case, cell.degree, cell.mode]: cell.estimates[SPEEDUP].median
+            for cell in (*recommendation.candidates[1:], *recommendation.without_isolation)
+        }
+        best_keys = {keys[cell.case, cell.degree, cell.mode] for cell in best}
+        rungs = set(self._list_next_rungs(best_keys - slower, ran, speeds))
         self._chosen = contenders | rungs
         self.is_decided = recommendation.has_interval and not recommendation.open and not rungs
 
@@ -143,12 +150,21 @@ class Climb:
         speeds = [row.metrics.get(SPEEDUP, 0.0) for row in below]
         return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 
-    def _list_next_rungs(self, best: set[str], ran: set[str]) -> Iterator[str]:
-        """Yield the groups with the untried numbers of jobs next to the best one of each mode."""
+    def _list_next_rungs(self, best: set[str], ran: set[str], speeds: Mapping[str, float]) -> Iterator[str]:
+        """Yield the groups with the untried numbers of jobs next to the best one of each mode.
+
+        A number between two others that are nearly as fast as the best one gains nothing.
+        """
         for ladder in self._ladders:
             keys = [group.key for group in ladder]
             for place in (place for place, key in enumerate(keys) if key in best):
-                yield from (key for key in keys[max(0, place - 1) : place + 2] if key not in ran)
+                for near in range(max(0, place - 1), min(len(keys), place + 2)):
+                    around = [
+                        next((k for k in side if k in speeds), "") for side in (keys[:near][::-1], keys[near + 1 :])
+                    ]
+                    is_flat = min(speeds.get(key, 0.0) for key in around) > _NEARLY * speeds.get(keys[place], 0.0)
+                    if keys[near] not in ran and not is_flat:
+                        yield keys[near]
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""
