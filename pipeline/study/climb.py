@@ -159,10 +159,10 @@ class Climb:
             keys = [group.key for group in ladder]
             for place in (place for place, key in enumerate(keys) if key in best):
                 for near in range(max(0, place - 1), min(len(keys), place + 2)):
-                    around = [
-                        next((k for k in side if k in speeds), "") for side in (keys[:near][::-1], keys[near + 1 :])
-                    ]
-                    is_flat = min(speeds.get(key, 0.0) for key in around) > _NEARLY * speeds.get(keys[place], 0.0)
+                    below = [speeds[key] for key in keys[:near] if key in speeds]
+                    above = [speeds[key] for key in keys[near + 1 :] if key in speeds]
+                    around = [*below[-1:], *above[:1]]
+                    is_flat = len(around) == 2 and min(around) > _NEARLY * speeds.get(keys[place], 0.0)
                     if keys[near] not in ran and not is_flat:
                         yield keys[near]
 

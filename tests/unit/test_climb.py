@@ -118,6 +118,14 @@ def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
     assert first == [("serial", 1), ("naive", 2), ("naive", 3), ("mps", 2), ("mps", 3), ("mps", 4)]
 
 
+def test_a_number_on_a_flat_part_of_a_curve_stays_untried():
+    curves = {"naive": (1, 1.9, 2.7, 3.4, 3.9, 4.3, 4.4, 4.5, 4.45, 4.4)}
+    climb, rows = search(curves, Machine(curves, 0, noise=0.002))
+    assert climb.is_decided
+    # Above four, two more at a time; 7 lies between 6 and 8, which are as fast, and so does 9 between 8 and 10.
+    assert {len(row.group.jobs) for row in rows} <= {1, 2, 3, 4, 6, 8, 10}
+
+
 def test_nothing_starts_after_the_minutes_and_the_answer_stays_open(capsys):
     curves = CURVES["saturating"]
     machine = Machine(curves, 0, noise=0.05)
