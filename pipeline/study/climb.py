@@ -66,7 +66,8 @@ class Climb:
         """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
         if rows and self._is_first:
             self._is_first = False
-            self._warn_of_long_runs()
+            if not launch[0].window.kind.is_steady:  # a run of a job that pauses is as long as its window
+                self._warn_of_long_runs()
         if self.remaining_s > 0 and launch[0].block != self._block:
             self._begin_block(launch[0].block, rows)
         if self.is_decided or self.remaining_s <= 0:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import WindowKind
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.study.climb import Climb
@@ -126,12 +127,23 @@ def test_a_number_on_a_flat_part_of_a_curve_stays_untried():
     assert {len(row.group.jobs) for row in rows} <= {1, 2, 3, 4, 6, 8, 10}
 
 
-def test_nothing_starts_after_the_minutes_and_the_answer_stays_open(capsys):
+@pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY])
+def test_a_search_warns_once_of_runs_that_are_long_for_its_minutes(kind, capsys):
+    curves = CURVES["saturating"]
+    machine = Machine(curves, 0, noise=0.0)
+    climb = Climb("test", plan(curves), 0.6, clock=lambda: machine.clock_s)
+    rows = [machine.run(group("a", sequential=True))]
+    for _ in range(2):
+        climb.select([group("a", sequential=True, kind=kind)], rows)
+    warning = f"note: the job alone took {GROUP_S:.0f} s, so 0.6 minutes are about 6 groups"
+    assert capsys.readouterr().err.count(warning) == (kind is WindowKind.WORK)  # other runs are as long as the window
+
+
+def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
     curves = CURVES["saturating"]
     machine = Machine(curves, 0, noise=0.05)
     climb, rows = search(curves, machine, minutes=0.6)
     assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
-    assert f"note: the job alone took {GROUP_S:.0f} s, so 0.6 minutes are about " in capsys.readouterr().err
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
     assert text.startswith("Not decided. So far: Run ")
     assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
