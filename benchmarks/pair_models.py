@@ -23,21 +23,24 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import bundle_reader
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.predictions import (
-    FULL,
     RESOURCES,
     STRENGTH,
     GroupName,
     Load,
+    MeasuredGroup,
     PairInputs,
+    Prediction,
     Vectors,
     collect_inputs,
     measure_load,
     predict_groups,
+    predict_slowdowns,
 )
 from pipeline.report.evaluate.stressors import name_workload
 from pipeline.report.read import rows
 
-PAGE = PROJECT_DIR / "docs" / "results" / "sensitivity_ten_h200.md"
+RESULTS = PROJECT_DIR / "docs" / "results"
+PAGE = RESULTS / "sensitivity_ten_h200.md"
 _LETTERS = {
     "resnet50_imagenet64": "M",
     "resnet18_imagenet": "R",
@@ -82,7 +85,7 @@ class Data(NamedTuple):
 @cache
 def read(name: str, experiment: str) -> Data:
     """Read a published bundle."""
-    study = rows.read([PROJECT_DIR / "docs" / "results" / f"{name}.tar.xz"], experiment)
+    study = rows.read([RESULTS / f"{name}.tar.xz"], experiment)
     cells = make_cells(study)
     inputs = collect_inputs(study, cells)
     counters = {
@@ -94,6 +97,22 @@ def read(name: str, experiment: str) -> Data:
         if cell.degree == 1 and cell.sharing == SERIAL and "smact_mean_ratio" in cell.estimates
     }
     return Data(inputs, inputs.vectors["MPS"], counters)
+
+
+@cache
+def list_answers() -> list[tuple[Prediction, MeasuredGroup]]:
+    """Return what the planner prints for the measured groups of the ten workloads under MPS, and their measurements."""
+    predictions = predict_groups(read("sensitivity_ten_h200", "sensitivity_ten").inputs)
+    return [(one, one.measured) for one in predictions if one.mode == "MPS" and one.measured and one.measured.slowdowns]
+
+
+def _list_answer_errors(size: int) -> list[float]:
+    return [
+        abs(predicted.middle / slowdown.median - 1)
+        for one, measured in list_answers()
+        if len(one.workloads) == size
+        for predicted, slowdown in zip(one.slowdowns, measured.slowdowns, strict=True)
+    ]
 
 
 def list_errors(model: Model, known: Known) -> list[float]:
@@ -117,16 +136,16 @@ def fit(loads: Mapping[str, Load], known: Known) -> float:
 
 def make_model(loads: Mapping[str, Load], strength: float) -> Model:
     """Return the model of waiting with a constant."""
-    return lambda name, others: 1 + strength * loads[name].sensitivity * sum(loads[other].pressure for other in others)
+    return lambda name, others: predict_slowdowns([name, *others], loads, strength)[0]
 
 
 def leave_workloads_out(loads: Mapping[str, Load], known: Known) -> list[float]:
     """Return errors of predictions whose constant was fitted on the pairs of other workloads."""
     errors = []
     for left_out in loads:
-        others = {pair: slowdowns for pair, slowdowns in known.items() if left_out not in pair}
-        mine = {pair: slowdowns for pair, slowdowns in known.items() if left_out in pair}
-        errors += list_errors(make_model(loads, fit(loads, others)), mine)
+        fitted = {pair: slowdowns for pair, slowdowns in known.items() if left_out not in pair}
+        tested = {pair: slowdowns for pair, slowdowns in known.items() if left_out in pair}
+        errors += list_errors(make_model(loads, fit(loads, fitted)), tested)
     return errors
 
 
@@ -143,7 +162,7 @@ def list_lines() -> Iterator[tuple[str, str, list[float]]]:
     yield of_ten, "frozen: counters only", list_errors(lambda _, others: math.exp(1.16 * smact[others[0]]), pairs)
     yield of_ten, "waiting", list_errors(make_model(loads, STRENGTH), pairs)
     yield of_ten, "waiting, fitted without the workload", leave_workloads_out(loads, pairs)
-    yield of_ten, "waiting, corrected by the other pairs", _list_answers(ten, 2)
+    yield of_ten, "waiting, corrected by the other pairs", _list_answer_errors(2)
     for resource in RESOURCES:
         one = _measure_loads(ten, (resource,))
         yield of_ten, f"waiting, from `{resource}` only, fitted", list_errors(make_model(one, fit(one, pairs)), pairs)
@@ -151,7 +170,7 @@ def list_lines() -> Iterator[tuple[str, str, list[float]]]:
     of_three = "groups of three, MPS"
     yield of_three, "frozen: three jobs", list_errors(_freeze(ten), threes)
     yield of_three, "waiting", list_errors(make_model(loads, STRENGTH), threes)
-    yield of_three, "waiting, corrected by pairs", _list_answers(ten, 3)
+    yield of_three, "waiting, corrected by pairs", _list_answer_errors(3)
     gract = {name: of_name[0] for name, of_name in ten.counters.items()}
     naive = ten.list_groups(2, "naive")
     yield (
@@ -168,15 +187,15 @@ def list_lines() -> Iterator[tuple[str, str, list[float]]]:
 def make_group_table() -> str:
     """Return the table of measured and predicted slowdowns, as Markdown."""
     lines = ["| group | measured | predicted, with its range | speed-up over serial |", "|---|---|---|---|"]
-    for one in predict_groups(read("sensitivity_ten_h200", "sensitivity_ten").inputs):
-        if one.mode != "MPS" or one.measured is None or not one.measured.slowdowns or one.measured.throughput is None:
+    for one, measured_group in list_answers():
+        if measured_group.throughput is None:
             continue
         letters = [
             next(letter for name, letter in _LETTERS.items() if label.startswith(name)) for label in one.workloads
         ]
-        measured = ", ".join(f"{slowdown.median:.2f}" for slowdown in one.measured.slowdowns)
+        measured = ", ".join(f"{slowdown.median:.2f}" for slowdown in measured_group.slowdowns)
         predicted = ", ".join(f"{it.middle:.2f} ({it.low:.2f} to {it.high:.2f})" for it in one.slowdowns)
-        lines.append(f"| {'+'.join(letters)} | {measured} | {predicted} | {one.measured.throughput.median:.2f} |")
+        lines.append(f"| {'+'.join(letters)} | {measured} | {predicted} | {measured_group.throughput.median:.2f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -184,12 +203,9 @@ def describe_ranges() -> str:
     """Return sentences about the ranges of predictions, naive pairs and groups that ran again, as a Markdown list."""
     ten = read("sensitivity_ten_h200", "sensitivity_ten")
     covers: dict[int, list[list[bool]]] = defaultdict(list)
-    for one in predict_groups(ten.inputs):
-        if one.mode == "MPS" and one.measured is not None and one.measured.slowdowns:
-            of_group = zip(one.slowdowns, one.measured.slowdowns, strict=True)
-            covers[len(one.workloads)].append(
-                [(it.low or 0) <= known.median <= (it.high or 0) for it, known in of_group]
-            )
+    for one, measured in list_answers():
+        of_group = zip(one.slowdowns, measured.slowdowns, strict=True)
+        covers[len(one.workloads)].append([(it.low or 0) <= known.median <= (it.high or 0) for it, known in of_group])
     all_pairs, of_threes = list(map(all, covers[2])), [*itertools.chain(*covers[3])]
     naive = ten.list_groups(2, "naive")
     full: list[float] = []
@@ -213,7 +229,7 @@ def describe_ranges() -> str:
 
 def _list_spans() -> list[float]:
     """Return the relative difference of the speeds of each job, without stressors, in groups that ran again."""
-    _, records = bundle_reader.read_records(PROJECT_DIR / "docs" / "results" / "sensitivity_ten_h200.tar.xz")
+    _, records = bundle_reader.read_records(PAGE.with_suffix(".tar.xz"))
     speeds = defaultdict(list)
     for group in records:
         if all(job.params.get("workload") != STRESSOR for job in group.jobs):
@@ -229,28 +245,13 @@ def _measure_loads(data: Data, resources: Sequence[str] = RESOURCES) -> dict[str
 
 def _freeze(data: Data) -> Model:
     """Return the frozen model of pairs and of three jobs: ln slowdown = 2.19 s (p + ...) with logarithms s and p."""
+    loads = _measure_loads(data)
 
     def predict(name: str, others: Sequence[str]) -> float:
-        sensitivity, _ = _average_logs(data.vectors[name])
-        return math.exp(2.19 * sensitivity * sum(_average_logs(data.vectors[other])[1] for other in others))
+        pressures = sum(math.log1p(loads[other].pressure) for other in others)
+        return math.exp(2.19 * math.log1p(loads[name].sensitivity) * pressures)
 
     return predict
-
-
-def _average_logs(vectors: Vectors) -> tuple[float, float]:
-    sensitivity = statistics.mean(math.log(vectors.sensitivity[resource][FULL].median) for resource in RESOURCES)
-    pressure = statistics.mean(math.log(vectors.pressure[resource].median) for resource in RESOURCES)
-    return max(0.0, sensitivity), max(0.0, pressure)
-
-
-def _list_answers(data: Data, size: int) -> list[float]:
-    """Return the errors of the predictions that the planner prints."""
-    return [
-        abs(predicted.middle / slowdown.median - 1)
-        for one in predict_groups(data.inputs)
-        if one.mode == "MPS" and len(one.workloads) == size and one.measured and one.measured.slowdowns
-        for predicted, slowdown in zip(one.slowdowns, one.measured.slowdowns, strict=True)
-    ]
 
 
 def make_table() -> str:

@@ -269,7 +269,10 @@ def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_b
         for name, group in measured.items()
         if group.slowdowns and not reasons[name]
     }
-    pairs: dict[GroupName, list[float]] = {name: known for name, known in slowdowns.items() if len(name) == 2}
+    of_size: dict[int, dict[GroupName, list[float]]] = {
+        size: {name: known for name, known in slowdowns.items() if len(name) == size} for size in (2, 3)
+    }
+    pairs = of_size[2]
     corrected = correct_loads(loads, pairs)
     middles: dict[GroupName, list[float]] = {
         name: predict_slowdowns(name, corrected) for name in names if not reasons[name]
@@ -278,16 +281,17 @@ def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_b
         other_pairs = {other: known for other, known in pairs.items() if other != name}
         middles[name] = predict_slowdowns(name, correct_loads(loads, other_pairs))
     by_stressors = {name: predict_slowdowns(name, loads) for name in middles}
+    error_of_size = {size: _summarise(_list_errors(middles, alike), len(alike)) for size, alike in of_size.items()}
     predictions = []
     for name in names:
         if name not in middles:
             predictions.append(Prediction(workloads=name, mode=mode, reason=reasons[name], measured=measured.get(name)))
             continue
-        alike = {other: known for other, known in slowdowns.items() if len(other) == len(name)}
         partners = {member for other in pairs if other != name for member in other}
         source = middles if partners.issuperset(name) else by_stressors
-        unrelated = {other: known for other, known in alike.items() if not {*other} & {*name}}
-        predicted = tuple(_add_range(middle, _list_errors(source, unrelated)) for middle in middles[name])
+        unrelated = {other: known for other, known in of_size[len(name)].items() if not {*other} & {*name}}
+        errors = _list_errors(source, unrelated)
+        predicted = tuple(_add_range(middle, errors) for middle in middles[name])
         predictions.append(
             Prediction(
                 workloads=name,
@@ -295,7 +299,7 @@ def _predict_mode(inputs: PairInputs, mode: str, gpu_model: str | None, driver_b
                 slowdowns=predicted,
                 by_stressors=tuple(by_stressors[name]),
                 throughput=_add_speeds(predicted),
-                error=_summarise(_list_errors(middles, alike), len(alike)),
+                error=error_of_size[len(name)],
                 measured=measured.get(name),
             )
         )
@@ -326,10 +330,10 @@ def measure_load(vectors: Vectors, resources: Sequence[str]) -> Load:
     return Load(max(0.0, math.expm1(sensitivity)), max(0.0, math.expm1(pressure)))
 
 
-def predict_slowdowns(names: Sequence[Name], loads: Mapping[Name, Load]) -> list[float]:
+def predict_slowdowns(names: Sequence[Name], loads: Mapping[Name, Load], strength: float = STRENGTH) -> list[float]:
     """Return the slowdown of each workload of a group; a name may occur several times."""
     total = sum(loads[name].pressure for name in names)
-    return [1 + STRENGTH * loads[name].sensitivity * (total - loads[name].pressure) for name in names]
+    return [1 + strength * loads[name].sensitivity * (total - loads[name].pressure) for name in names]
 
 
 def correct_loads(loads: Mapping[str, Load], pairs: Mapping[GroupName, Sequence[float]]) -> Mapping[str, Load]:

@@ -173,11 +173,6 @@ def _speedup(cell: Cell) -> float:
     return cell.estimates[SPEEDUP].median
 
 
-def _compare(cell: Cell, other: Cell) -> Estimate:
-    """Return the speed of one candidate over that of another, in their common blocks."""
-    return _test(cell, other).ratio
-
-
 def _test(cell: Cell, other: Cell) -> Test:
     by_block, _ = speed_ratios(cell, other, (SPEEDUP,))
     if not by_block:
