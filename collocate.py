@@ -27,6 +27,7 @@ _SHELLS = ("bash", "zsh", "fish")
 _COMPLETION = "completion"
 _COMPLETING = "_ARGCOMPLETE"  # set by the shell code of argcomplete, to the number of words that name the program
 _ABOUT_COMPLETION = 'print completion code for bash, zsh or fish: eval "$(collocate completion bash)"'
+_MOST_MINUTES = 7 * 24 * 60
 _NO_ARGCOMPLETE = "error: completion needs the package argcomplete; run pip install argcomplete\n"
 
 
@@ -73,7 +74,7 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
         description="Measure one, two, three, ... copies of a job in each sharing mode, until the best is decided. "
         "`collocate run --help` lists the keys.",
     )
-    parser.add_argument("--minutes", type=float, help="start no measurement after this many minutes (default: 10)")
+    parser.add_argument("--minutes", type=float, help="start no measurement after (default: 10)")
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
@@ -83,6 +84,10 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
             if script
             else "advise names no job; write collocate advise -- train.py, or workload=NAME"
         )
+    if options.minutes is not None and not 0 < options.minutes <= _MOST_MINUTES:
+        parser.error(f"--minutes {options.minutes:g} must be above 0 and at most {_MOST_MINUTES}")
+    if stray := [word for word in words[end:] if word.startswith("--minutes")]:
+        sys.stderr.write(f"note: {stray[0]} is passed to the script; an option of advise stands before --\n")
     minutes = [] if options.minutes is None else [f"advise_minutes={options.minutes:g}"]
     return ["+experiment=advise", *overrides, *minutes, *words[end:]]
 

@@ -159,20 +159,22 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
 
 def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """Return the last informative lines of a job's stderr; none unless it ended `failed`, `oom` or `timeout`."""
+    """Return the last informative lines of stderr, or else of stdout; none unless a job failed."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines, source = _read_lines(state.folder), ""
     if not lines and state.host_folder is not None:
         lines, source = _read_lines(state.host_folder), "process of all jobs: "
+    if not lines:
+        lines, source = _read_lines(state.folder, layout.STDOUT), "stdout: "
     telling = [line for line in lines if line.is_telling] or lines
     texts = [f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:]]
     shown = "\n".join(f"{source}{text}" for text in texts)
     return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _collect_secrets(state)).split("\n") if line)
 
 
-def _read_lines(folder: Path) -> list[Line]:
-    return [line for line in output_lines.read_end(folder / layout.STDERR) if not line.is_blank]
+def _read_lines(folder: Path, output: str = layout.STDERR) -> list[Line]:
+    return [line for line in output_lines.read_end(folder / output) if not line.is_blank]
 
 
 def _collect_secrets(state: JobState) -> frozenset[str]:
@@ -210,5 +212,5 @@ def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupRes
                     return
                 shown.add(job.error_output)
                 log_path = log_of(row, job.job.index)
-                yield f"last lines of stderr of job {job.job.name} in {row.group.display_name} ({log_path}):"
+                yield f"last lines of job {job.job.name} in {row.group.display_name} ({log_path}):"
                 yield from (f"    {line}" for line in job.error_output)

@@ -43,7 +43,7 @@ class JobResult:
         series: points `(step, monotonic ns, value)` by name.
         params: parameters that the job reported (torch version, parameters of the model, ...).
         place: placement of the job.
-        error_output: the last lines of the job's stderr, if it failed.
+        error_output: the last lines of the job's stderr, or else of its stdout, if it failed.
         start_ns, end_ns: first and last instant of the job's measured work.
     """
 

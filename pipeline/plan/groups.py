@@ -79,7 +79,8 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     jobs = make_jobs(measured, window)
     co_runners = make_jobs(co_runner_entries, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
     shared_group = _make_group(config, device, window, jobs + co_runners)
-    if config.window.kind is WindowKind.INTERLEAVED and (reason := _explain_separate(config, workloads)):
+    is_chosen = config.window.kind is WindowKind.INTERLEAVED and config.advise_minutes is None  # by the user
+    if is_chosen and (reason := _explain_separate(config, workloads)):
         notes.append(f"{reason}; the group is measured in a separate launch ({window.text})")
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
@@ -138,11 +139,13 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             by_end[job.workload.ends_by_itself][job.workload.name] = None
         names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
-            yield f"{names} cannot be stopped: the group is measured while all jobs log their rates"
+            yield f"{names}: measured while all jobs log their rates"
         else:
             epochs = f"; {stoppable}: window.epochs" if stoppable else ""
-            consequence = f"the group is measured from start to end, with start-up (window=work{epochs})"
-            yield f"{names} cannot be stopped: {consequence}"
+            yield (
+                f"{names}: the whole run is measured, with start-up (window=work{epochs}); if it prints its speed, "
+                "set workload.metric_pattern to measure without start-up"
+            )
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
             yield f"{to_build}; the digests of its groups are known after the build"

@@ -185,7 +185,7 @@ class Climb:
         )
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
-        yield f"{blocks} on {device.name}; ranges are 95 % intervals, which need 3 blocks."
+        yield f"{blocks} on {device.name}: each measures the best once; ranges are 95 % intervals, which need 3 blocks."
         if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
             reason = textwrap.shorten(invalid[0], 120)
             yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."
@@ -201,7 +201,7 @@ class Climb:
         if not self.is_decided:
             minutes = f"advise_minutes={2 * self.minutes:g}"
             command = invocation.spell_changed_command(words, "resume=true", minutes)
-            yield f"go on:  {invocation.mask_command(command)}   # for {2 * self.minutes:g} minutes more"
+            yield f"go on:  {invocation.mask_command(command)}   # for {2 * self.minutes:g} more minutes"
 
 
 def _fails_alone(row: GroupResult) -> bool:

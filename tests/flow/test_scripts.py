@@ -107,7 +107,7 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_o
     assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
     assert 'raise KeyError(f"{path} has no column named loss")' in out
     assert out.count(" succeeded: ") == 2
-    named = next(line for line in out.splitlines() if "last lines of stderr of" in line)
+    named = next(line for line in out.splitlines() if "last lines of job" in line)
     path = tmp_path / named.partition("(")[2].rstrip("):")
     assert "no column named loss" in path.read_text()
     for row, children in done.groups:

@@ -164,6 +164,11 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
     assert module._expand_advice(words) == [
         *("+experiment=advise", "mix=['a b.py', c.py]", "advise_minutes=6", "--", "t.py", "--minutes", "1")
     ]
+    assert "note: --minutes is passed to the script" in capsys.readouterr().err
+    for minutes in ("0", "-1", "nan", "1e9"):
+        with pytest.raises(SystemExit):
+            module._expand_advice([f"--minutes={minutes}", "--", "t.py"])
+        assert f"error: --minutes {float(minutes):g} must be above 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         module._expand_advice(["--minutes", "4"])
     assert "error: advise names no job; write collocate advise -- train.py" in capsys.readouterr().err

@@ -57,8 +57,17 @@ def spell(name: str, *words: str) -> str:
 
 
 def spell_again(start: Sequence[str], *words: str) -> str:
-    """Return a command line with the recorded start (from `divide`), or with the current start for a clone."""
-    return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words)
+    """Return a command line with the recorded start (from `divide`), or with the current start for a clone.
+
+    Users of the command read `collocate advise --minutes 5`, not the experiment and its key.
+    """
+    if not is_by_command():
+        return shlex.join([*start, *words]) if len(start) > 1 else spell(RUN, *words)
+    end = words.index("--") if "--" in words else len(words)
+    if "+experiment=advise" not in words[:end]:
+        return spell(RUN, *words)
+    options = [word.replace("advise_minutes=", "--minutes=") for word in words[:end] if word != "+experiment=advise"]
+    return spell(ADVISE, *options, *words[end:])
 
 
 def is_by_command() -> bool:

@@ -56,6 +56,13 @@ def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, event
     assert "throughput_total_samples_per_s" not in row.metrics
 
 
+def test_a_failed_program_without_error_output_is_quoted_from_stdout(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], status=1)
+    (bad.folder / "stdout.log").write_text("step 1\nno such data set\n")
+    assert judge(alone, bad).jobs[0].error_output[-1] == "stdout: no such data set"
+
+
 SCRIPT_KILLED = {"type": "ScriptError", "message": "t.py was killed by signal 9", "status": 137}
 LOADER_KILLED = {"type": "RuntimeError", "message": "DataLoader worker (pid 7) is killed by signal: Killed."}
 OTHER_ERROR = {"type": "ValueError", "message": "bad learning rate"}

@@ -246,7 +246,7 @@ def test_a_group_with_co_runners_that_is_named_keeps_its_baseline(make_plan):
 def test_a_note_about_the_window_names_no_co_runner(make_plan):
     overrides = ["workload=script", "workload.script=tests/toys/toy.py", "co_runners=[S]", "workload@sizes.S=tiny"]
     notes = make_plan(overrides, device=GPU).notes
-    (window_note,) = (note for note in notes if "cannot be stopped" in note)
+    (window_note,) = (note for note in notes if "the whole run is measured" in note)
     assert "tiny" not in window_note, window_note
 
 
@@ -254,7 +254,7 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
     plan = make_plan(['mix=["tests/toys/waiting.py","tests/toys/plain_torch.py"]'])
     (name,) = {group.name for group in plan.groups}
     assert name.endswith("waiting+plain_torch")
-    assert any(note.startswith("waiting, plain_torch cannot be stopped") for note in plan.notes)
+    assert any(note.startswith("waiting, plain_torch: the whole run") for note in plan.notes)
 
 
 @pytest.mark.parametrize(

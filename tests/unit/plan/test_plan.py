@@ -207,7 +207,7 @@ def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_pat
         "--epochs",
         "3",
     )
-    assert "cannot be stopped" in plan_text.format_plan(plan)
+    assert "the whole run is measured" in plan_text.format_plan(plan)
 
 
 def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_plan, tmp_path, monkeypatch):

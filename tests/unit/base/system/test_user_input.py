@@ -96,6 +96,12 @@ def test_another_interpreter_than_that_on_the_path_is_named(monkeypatch):
     assert entry_points.spell("schema") == "/x/python -m pipeline.plan.json_schema"
 
 
+def test_a_search_is_continued_by_the_command_that_began_it(monkeypatch):
+    monkeypatch.setenv(entry_points.VARIABLE, "1")
+    words = ["run.py", "+experiment=advise", "advise_minutes=5", "--", "t.py", "advise_minutes=5"]
+    assert spell_resume_command(words).endswith("collocate advise --minutes=5 resume=true -- t.py advise_minutes=5")
+
+
 def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
     clone = tmp_path / "a clone"
     clone.mkdir()
