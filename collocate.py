@@ -11,6 +11,7 @@ import difflib
 import importlib
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -54,6 +55,12 @@ def main() -> None:
         name, arguments = entry_points.RUN, _SHORTCUTS[name](arguments)
     if name not in entry_points.PROGRAMS:
         names = [*entry_points.PROGRAMS, _COMPLETION]
+        if name.endswith(".py") or Path(name).is_file():
+            command = shlex.join(words)
+            sys.stderr.write(
+                f"error: put a program before {name}: collocate advise -- {command}, or run -- {command}\n"
+            )
+            sys.exit(2)
         near = "".join(f"did you mean {match}? Or " for match in difflib.get_close_matches(name, names, n=1))
         sys.stderr.write(f"error: collocate has no program {name}; {near}choose one of {', '.join(names)}\n")
         sys.exit(2)
@@ -79,8 +86,9 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
     options, overrides = parser.parse_known_args(words[:end])
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
         script = next((word for word in overrides if Path(word).is_file() or ".py" in word), None)
+        command = shlex.join(overrides[overrides.index(script) :]) if script else ""
         parser.error(
-            f"put -- before {script}: collocate advise -- {script}"
+            f"put -- before {script}: collocate advise -- {command}"
             if script
             else "advise names no job; write collocate advise -- train.py, or workload=NAME"
         )

@@ -38,6 +38,7 @@ class PastGroup:
         program: digest of the group without its packages.
         called: programs of the group with their arguments: `train --epochs 3`.
         memory_mib: peak memory of the GPU, if it was measured.
+        speedup: speed-up over one job after another, if it was measured.
     """
 
     key: str
@@ -50,6 +51,7 @@ class PastGroup:
     program: str = ""
     called: str = ""
     memory_mib: float | None = None
+    speedup: float | None = None
 
 
 class Likeness(enum.Enum):

@@ -373,6 +373,7 @@ def _find_key(word: str) -> str | None:
     alike = difflib.get_close_matches(word, [*keys, *_OTHER_WORDS], n=1, cutoff=0.75)
     if word.partition(".")[0] in keys:
         return word
+    alike = alike or [part for part in word.split("_") if part in _OTHER_WORDS]  # of `max_copies`
     return _OTHER_WORDS.get(alike[0], alike[0]) if alike else None
 
 

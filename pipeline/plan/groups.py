@@ -144,7 +144,7 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             epochs = f"; {stoppable}: window.epochs" if stoppable else ""
             yield (
                 f"{names}: the whole run is measured, with start-up (window=work{epochs}); if it prints its speed, "
-                "set workload.metric_pattern to measure without start-up"
+                "measure without start-up by, for example, 'workload.metric_pattern=\"([0-9.]+) samples/s\"'"
             )
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:

@@ -1,9 +1,9 @@
 """The groups of a study that looks for the best number of jobs (`advise_minutes`), chosen while it runs.
 
-In the first block, each sharing mode gets more jobs while its speed-up rises: one more, or above four jobs two more if
-each number needs a launch of its own. A later block repeats the groups that may still be the answer and the best one of
-each mode, and adds the untried numbers next to the best. The study ends when the answer is decided, or when its minutes
-are over.
+In the first block, each sharing mode gets more jobs while its speed-up rises: one more at a time; two more if each
+number needs a launch of its own and there are four jobs, or two that are nearly twice as fast as one. A later block
+repeats the groups that may still be the answer and the best one of each mode, and adds the untried numbers next to the
+best. The study ends when the answer is decided, or when its minutes are over.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
+_FIRST_LEFT_OUT = 3
+"""Number of jobs that the first block leaves out if two are nearly twice as fast as one."""
 _LAST_BY_ONE = 4
 """Number of jobs up to which the first block tries each number although each needs a launch of its own."""
 _LEAST_RISE = 0.02
@@ -80,8 +82,17 @@ class Climb:
             return [group for group in groups if group.sequential or group.key in self._chosen]
         if any(group.sequential for group in groups):
             return groups
-        is_skipped = len(launch) == 1 and len(launch[0].jobs) > _LAST_BY_ONE and len(launch[0].jobs) % 2 == 1
+        is_skipped = len(launch) == 1 and self._skips(launch[0], rows)
         return groups[-_RUNGS_OF_LAUNCH:] if not is_skipped and self._rises(groups, rows) else []
+
+    def _skips(self, group: Group, rows: Sequence[GroupResult]) -> bool:
+        """Return whether the first block leaves a number of jobs out, which needs a launch of its own."""
+        number = len(group.jobs)
+        if number != _FIRST_LEFT_OUT:
+            return number > _LAST_BY_ONE and number % 2 == 1
+        like = (group.scenario, group.options)
+        pairs = [row for row in rows if (row.group.scenario, row.group.options) == like and len(row.group.jobs) == 2]
+        return any(row.metrics.get(SPEEDUP, 0.0) > 2 * _NEARLY for row in pairs)
 
     @property
     def remaining_s(self) -> float:
@@ -185,7 +196,7 @@ class Climb:
         )
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
-        yield f"{blocks} on {device.name}: each measures the best once; ranges are 95 % intervals, which need 3 blocks."
+        yield f"Measured in {blocks}, in each the best numbers once, on {device.name}; ranges (95 %) need 3 blocks."
         if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
             reason = textwrap.shorten(invalid[0], 120)
             yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."

@@ -41,7 +41,9 @@ class PackRun:
         self, group: Group, settings: PackSettings, record: SpoolRun, start: Callable[[Job], JobStart]
     ) -> None:
         self._group, self._settings, self._record, self._start = group, settings, record, start
-        self._schedule = TrialSchedule(len(group.jobs), most=settings.most, check_share=settings.check_share)
+        self._schedule = TrialSchedule(
+            len(group.jobs), most=settings.most, first=settings.first, check_share=settings.check_share
+        )
         self.states: list[JobState] = []
         self._live: dict[int, JobState] = {}
         self._rates: dict[int, LiveRate] = {}

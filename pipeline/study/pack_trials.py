@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pipeline.base.domain.records import Group, Job, Result
+from pipeline.base.domain.records import DEVICE, Group, Job, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import words
 from pipeline.base.system.words import format_count
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.observe.study_progress import PastGroup
 from pipeline.record.group_record import JobRecord
 from pipeline.study.pack_run import spell_trial
 from pipeline.study.study_request import StudyRequest
+
+_NEARLY_BEST = 0.97
+"""Part of the best speed-up above which a smaller number of copies is as good."""
 
 
 def divide(request: StudyRequest, group: Group) -> tuple[Group, list[JobResult]]:
@@ -39,6 +44,27 @@ def divide(request: StudyRequest, group: Group) -> tuple[Group, list[JobResult]]
             trials.append(dataclasses.replace(job, index=len(trials)))
     words.say(f"resume: {len(results)} of {format_count(len(group.jobs), 'trial')} have ended")
     return dataclasses.replace(group, jobs=tuple(trials)), results
+
+
+def begin_as_known(group: Group, past: Iterable[PastGroup]) -> Group:
+    """Return a pack that begins with the best number of copies of its program in earlier studies, if there are any.
+
+    Of numbers that are nearly as fast, the smallest is the best.
+    """
+    names = {job.workload.name for job in group.jobs}
+    speedups: dict[int, list[float]] = defaultdict(list)
+    for earlier in past:
+        copies = earlier.jobs.split("+")
+        is_like = (earlier.scenario, earlier.device) == (group.scenario, group.settings[DEVICE])
+        if is_like and earlier.speedup is not None and len(names) == 1 and names == set(copies):
+            speedups[len(copies)].append(earlier.speedup)
+    medians = {number: statistics.median(values) for number, values in speedups.items()}
+    best = max(medians.values(), default=0.0)
+    first = min((number for number, speedup in medians.items() if speedup > _NEARLY_BEST * best), default=1)
+    if group.pack is None or best <= 1 or first == 1:
+        return group
+    words.say(f"begins with {first} trials at a time, the best number of copies of {names.pop()} in earlier studies")
+    return dataclasses.replace(group, pack=dataclasses.replace(group.pack, first=first))
 
 
 def make_row(group: Group, results: Sequence[JobResult]) -> GroupResult:

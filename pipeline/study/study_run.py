@@ -109,13 +109,7 @@ class StudyRun:
         if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
             self._wait_for_store()  # an existing local store is opened while the first jobs start
         self._send_leftovers()
-        groups, finished_rows = self.plan.groups, list[GroupResult]()
-        if self.config.resume != Resume.NO and self.is_pack:
-            pack, self.ended_trials = pack_trials.divide(self.request, groups[0])
-            groups = (pack,) if pack.jobs else ()
-            finished_rows = [] if pack.jobs else [pack_trials.make_row(pack, self.ended_trials)]
-        elif self.config.resume != Resume.NO:
-            groups, finished_rows = stored_results.divide(self.request, self.plan, self.inventory)
+        groups, finished_rows = self._divide()
         if self.rule is not None:
             self.rule.refuse_other_gpus(finished_rows)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
@@ -149,6 +143,19 @@ class StudyRun:
             return 1
         is_whole = is_whole and not pack_trials.have_failed(self.rows, self.ended_trials)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _divide(self) -> tuple[tuple[Group, ...], list[GroupResult]]:
+        """Return the groups to run, and the rows of the finished ones."""
+        if not self.is_pack:
+            if self.config.resume == Resume.NO:
+                return self.plan.groups, []
+            return stored_results.divide(self.request, self.plan, self.inventory)
+        pack = self.plan.groups[0]
+        if self.config.resume != Resume.NO:
+            pack, self.ended_trials = pack_trials.divide(self.request, pack)
+            if not pack.jobs:
+                return (), [pack_trials.make_row(pack, self.ended_trials)]
+        return (pack_trials.begin_as_known(pack, stored_results.find_past_groups(self.request)),), []
 
     def _print_block_forecast(
         self, rule: StoppingRule, groups: Sequence[Group], finished_rows: Sequence[GroupResult], progress: Progress

@@ -1,10 +1,10 @@
 """The choice which trials of a pack run at each time: how many, from their rates, and which ones.
 
-It begins with one trial, and starts one more while the total rate rises. Two numbers of trials are compared by the
-trials that ran at both: `n` trials with the relative rates `r` of the same trials make `n * mean(r)` times the progress
-of one. A larger number that does not raise this is undone by holding the newest trials, which go on as soon as another
-one ends. Now and then one trial more and one fewer are tried again. Trials without rates are compared by the times that
-ended trials took.
+It begins with one trial, or the number of an earlier study, and starts one more while the total rate rises. Two numbers
+of trials are compared by the trials that ran at both: `n` trials with the relative rates `r` of the same trials make `n
+* mean(r)` times the progress of one. A larger number that does not raise this is undone by holding the newest trials,
+which go on as soon as another one ends. Now and then one trial more and one fewer are tried again. Trials without rates
+are compared by the times that ended trials took.
 
 Pure: the caller carries out the moves and reports rates, ends and memory, all with its own clock.
 """
@@ -68,6 +68,7 @@ class TrialSchedule:
     Args:
         num_trials: number of trials, which are started in order.
         most: largest number of trials at a time.
+        first: number of trials with which it begins.
         check_share: share of the time for turns in which one trial runs alone.
         turn_s: longest time of a turn.
 
@@ -77,8 +78,10 @@ class TrialSchedule:
         turns: the completed turns.
     """
 
-    def __init__(self, num_trials: int, *, most: int, check_share: float = 0.0, turn_s: float = 30.0) -> None:
-        self.number = 1
+    def __init__(
+        self, num_trials: int, *, most: int, first: int = 1, check_share: float = 0.0, turn_s: float = 30.0
+    ) -> None:
+        self.number = self._accepted = max(1, min(first, most, num_trials))
         self.running: list[int] = []
         self.held: list[int] = []
         self.turns: list[Turn] = []
@@ -88,7 +91,7 @@ class TrialSchedule:
         self._check_share, self._turn_s = check_share, turn_s
         self._turn: tuple[int, float] | None = None  # trial that runs alone, and the end of its turn
         self._next_turn_s = 0.0
-        self._accepted, self._step, self._is_down_next = 1, 1, False
+        self._step, self._is_down_next, self._is_known_first = 1, False, self.number > 1
         self._rates: dict[int, deque[float]] = {}
         self._accepted_rates: Rates = {}
         self._warm, self._fresh = set[int](), set[int]()  # have reported a rate; the next rate covers a change
@@ -168,6 +171,7 @@ class TrialSchedule:
         is_up = self.number > self._accepted
         if self._warm and self._accepted_rates and not self._list_common():
             self._retry_at = self._num_ended + 1  # the trials that could be compared have ended
+            self._is_down_next = not is_up
             return self._undo()
         rise = self._compare()
         if rise is None:
@@ -178,6 +182,8 @@ class TrialSchedule:
             return []
         if is_up and self._step > 1:
             self._step = 1
+        elif self._is_known_first and is_up:
+            self._is_down_next, self._is_known_first = True, False  # fewer trials at once
         else:
             self._retry_at = self._num_ended + self._wait_ends
             self._wait_ends *= 2

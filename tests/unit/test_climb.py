@@ -157,7 +157,7 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
         climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
     )
     text = " ".join(lines)
-    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.30 to 2.31); each takes 1.30 times")
+    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.28 to 2.33); each takes 1.30 times")
     assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
     assert "Same user, no isolation: 3 copies in one process, 2.6" in text
     assert "scenario=mps degree=3 -- train.py --epochs 3" in text

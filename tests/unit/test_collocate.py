@@ -102,6 +102,11 @@ def test_a_program_that_is_not_there_is_refused_in_one_line(site, user_dir):
         "error: collocate has no program runn; did you mean run? Or choose one of run, advise, pack, report, "
     )
     assert done.stderr.count("\n") == 1
+    done = collocate(site, user_dir, "train.py", "--epochs", "3")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: put a program before train.py: collocate advise -- train.py --epochs 3, or run -- train.py --epochs 3\n"
+    )
 
 
 @pytest.mark.slow
@@ -173,8 +178,8 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
         module._expand_advice(["--minutes", "4"])
     assert "error: advise names no job; write collocate advise -- train.py" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        module._expand_advice([__file__])
-    assert f"error: put -- before {__file__}: collocate advise -- {__file__}" in capsys.readouterr().err
+        module._expand_advice(["degree=2", __file__, "1"])
+    assert f"error: put -- before {__file__}: collocate advise -- {__file__} 1; see collocate advise --help\n" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         module._expand_advice(["--minutes", "soon"])
     assert (

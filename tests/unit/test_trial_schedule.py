@@ -121,21 +121,25 @@ def make_queue(seed):
     }
 
 
-def outcome(seed, **changes):
-    """Return the makespan over that of the best fixed number, and over that of one at a time."""
+def outcome(seed, *, off_by=None, **changes):
+    """Return the makespan over that of the best fixed number, and over that of one at a time.
+
+    With `off_by`, the schedule begins with a number that is off the best one by as many.
+    """
     queue = make_queue(seed) | changes
     num_trials = len(queue["works"])
 
     def run(schedule):
         return Machine(seed=seed, **queue).run(schedule)
 
-    makespan_s = run(TrialSchedule(num_trials, most=MOST))
     fixed = [run(Fixed(num_trials, number)) for number in range(1, MOST + 1)]
+    first = 1 if off_by is None else 1 + fixed.index(min(fixed)) + off_by
+    makespan_s = run(TrialSchedule(num_trials, most=MOST, first=first))
     return makespan_s / min(fixed), makespan_s / fixed[0]
 
 
-def count_good(seeds):
-    outcomes = [outcome(seed) for seed in seeds]
+def count_good(seeds, **changes):
+    outcomes = [outcome(seed, **changes) for seed in seeds]
     return sum(over_best <= 1.10 for over_best, _ in outcomes), max(over_serial for _, over_serial in outcomes)
 
 
@@ -148,6 +152,22 @@ def test_the_makespan_is_near_that_of_the_best_fixed_number():
 def test_of_a_hundred_queues_ninety_five_are_near_the_best_and_none_is_above_serial():
     num_good, worst = count_good(range(100))
     assert num_good >= 95 and worst <= 1.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("off_by", [-1, 0, 1])
+def test_a_known_number_or_its_neighbour_is_a_good_beginning(off_by):
+    num_good, worst = count_good(range(30), off_by=off_by)
+    assert num_good >= 28 and worst <= 1.03
+
+
+def test_a_pack_begins_with_a_known_number_and_leaves_it_if_it_is_wrong():
+    schedule = TrialSchedule(9, most=MOST, first=5)
+    assert [trial for _, trial in schedule.choose(0.0)] == [0, 1, 2, 3, 4]
+    assert TrialSchedule(3, most=MOST, first=5).number == 3 and TrialSchedule(9, most=2, first=5).number == 2
+    curve, works = [1.0, 1.9, 1.5, 1.2, 1.0, 0.9], [60.0] * 40
+    schedule = TrialSchedule(40, most=MOST, first=5)
+    assert Machine(curve, works, seed=0).run(schedule) < 0.75 * 40 * 60
 
 
 def run_queue(curve, num_trials=16, *, check_share=0.0, rates=True, **machine):

@@ -344,10 +344,12 @@ class PackSettings:
     Attributes:
         most: largest number of trials at a time.
         check_share: share of the time in which one trial runs alone, for comparison.
+        first: number of trials with which it begins.
     """
 
     most: int
     check_share: float
+    first: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

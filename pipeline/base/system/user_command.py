@@ -129,6 +129,8 @@ def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
     if program.startswith("-"):
         raise ConfigError(f"{subject}, {shlex.join(words)}, names no program; write train.py {program}")
     if (variable := _VARIABLE.fullmatch(program)) is not None:
+        if variable[1].islower():  # variables have capitals
+            raise ConfigError(f"{subject} begins with {program}; write {shlex.quote(program)} before --")
         assignment = make_override(f"workload.environ.{variable[1]}", variable[2])
         raise ConfigError(
             f"{subject} begins with the variable {variable[1]}; write {shlex.quote(assignment)} before --"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import group_names, layout
-from pipeline.base.domain.normalisation import MEMORY_PEAK
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, Tag
 from pipeline.base.system.errors import TrackingError
@@ -96,6 +96,7 @@ def _make_past_group(group: GroupRecord) -> PastGroup:
         program=group.program_digest,
         called=_describe_programs(group.params),
         memory_mib=metrics.get(MEMORY_PEAK),
+        speedup=metrics.get(SPEEDUP),
     )
 
 

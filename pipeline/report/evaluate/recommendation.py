@@ -124,7 +124,17 @@ class Recommendation:
 
     def _may_be_faster(self, cell: Cell) -> bool:
         ratio = self.bound(cell)
-        return ratio.high is None or ratio.high > 1 + (BOUND if ratio.n >= _ENOUGH_BLOCKS else TOLERANCE)
+        has_enough = ratio.n >= _ENOUGH_BLOCKS or self._is_between(cell)
+        return ratio.high is None or ratio.high > 1 + (BOUND if has_enough else TOLERANCE)
+
+    def _is_between(self, cell: Cell) -> bool:
+        """Return whether fewer and more jobs of its mode were measured in enough blocks: it is like them."""
+        known = [
+            other.degree
+            for other in self.candidates
+            if other.mode == cell.mode and len(other.values[SPEEDUP]) >= _ENOUGH_BLOCKS
+        ]
+        return bool(known) and min(known) < cell.degree < max(known)
 
     @cached_property
     def _scatter(self) -> tuple[float, int]:
@@ -201,6 +211,7 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
         details = [_format_gain(choice, " the work an hour"), *_list_costs(choice, memory_mib)]
         yield f"{start}Run {_name(choice)}: {'; '.join(details)}."
         yield from _describe_next(recommendation)
+        yield from _explain_fewer(recommendation)
     for cell in recommendation.best_of_modes:
         if cell.mode != choice.mode and not cell.sharing.gives_up and choice.sharing != SERIAL:
             yield f"{_name(cell, is_start=True)}: {_format_gain(cell)}."
@@ -209,9 +220,13 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
     if not is_decided and recommendation.open:
         yield f"As good or better may be {_list_rivals(recommendation.open)}."
-        tried = [cell.degree for cell in (*candidates, *recommendation.too_slow) if cell.mode == choice.mode]
-        if choice.degree == max(tried):
-            yield "More copies were not tried."
+    of_mode = [
+        cell.degree
+        for cell in (*candidates, *recommendation.too_slow, *recommendation.without_figure)
+        if cell.mode == choice.mode
+    ]
+    if choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
+        yield "More copies were not tried."
     if recommendation.is_slow_alone:
         yield "The service misses its objective alone, too."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
@@ -257,6 +272,20 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
             yield f"{subject} {_describe_gain(recommendation.bound(cell))}."
 
 
+def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
+    """Say why a larger number with a larger figure is not recommended."""
+    choice, fastest = recommendation.choice, recommendation.fastest
+    is_next = fastest.degree == choice.degree + 1
+    if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
+        yield f"{_name(fastest, is_start=True)} gain too little: {_describe_most(recommendation.bound(fastest))}."
+
+
+def _describe_most(ratio: Estimate) -> str:
+    return f"{100 * (ratio.median - 1):.0f} %" + (
+        "" if ratio.high is None else f", at most {100 * (ratio.high - 1):.0f} %"
+    )
+
+
 def _describe_gain(ratio: Estimate) -> str:
     """Say what a further job does to the speed of all."""
     middle, low, high = (
@@ -264,7 +293,7 @@ def _describe_gain(ratio: Estimate) -> str:
     )
     if ratio.median > 1 + MARGIN:
         return f"adds {middle:.0f} %" + ("" if low is None or high is None else f" ({low:.0f} to {high:.0f} %)")
-    return "adds nothing" if high is None else f"adds nothing, or at most {max(0.0, high):.0f} %"
+    return "adds nothing" if high is None or high < 1 else f"adds nothing, or at most {high:.0f} %"
 
 
 def _name(cell: Cell, *, is_start: bool = False) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.domain.normalisation import MEMORY_FORECAST, MEMORY_PEAK
-from pipeline.base.domain.records import Result
+from pipeline.base.domain.records import PackSettings, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_count, format_duration
@@ -16,6 +16,7 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import MemoryForecast, PastGroup, Progress, forecast
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
+from pipeline.study import pack_trials
 from tests.support.idle_groups import make_groups
 from tests.support.rows import group
 
@@ -326,3 +327,22 @@ def test_a_row_has_the_sum_of_its_jobs_alone_beside_what_was_measured():
     streams = make_memory_row(group("a", "a", scenario="streams"), 900.0)
     comparison.add(streams)
     assert MEMORY_FORECAST not in comparison.get_latest(streams).metrics
+
+
+@pytest.mark.covers("pipeline/study/pack_trials.py")
+def test_a_pack_begins_with_the_best_number_of_an_earlier_study(capsys):
+    pack = group("a", "a", "a", pack=PackSettings(most=8, check_share=0.0))
+    device, ran = pack.settings["device"], {"window": "", "kind": "work", "on_top_s": 1.0, "key": ""}
+
+    def earlier(number, speedup, **changes):
+        jobs = "+".join("a" * number)
+        return PastGroup(**ran | {"scenario": "naive", "jobs": jobs, "device": device, "speedup": speedup} | changes)
+
+    past = [earlier(2, 1.8), earlier(3, 2.4), earlier(3, 2.6), earlier(4, 2.55), earlier(5, 1.0)]
+    others = [earlier(7, 9.0, scenario="mps"), earlier(7, 9.0, device="b"), earlier(2, 9.0, jobs="b+b")]
+    begun = pack_trials.begin_as_known(pack, [*past, *others, earlier(6, None)])
+    assert begun.pack is not None and begun.pack.first == 3
+    assert "begins with 3 trials at a time" in capsys.readouterr().err
+    assert pack_trials.begin_as_known(pack, others) is pack
+    assert pack_trials.begin_as_known(pack, [earlier(2, 0.9)]) is pack
+    assert pack_trials.begin_as_known(group("a", "b", pack=pack.pack), past).pack == pack.pack

@@ -98,6 +98,7 @@ def test_a_command_line_of_the_users_own_becomes_overrides():
         (["--", "python", "-"], "names no script"),
         (["--", "-X", "dev"], "names no script"),
         (["--", "--epochs", "3"], r"--epochs 3, names no program; write train\.py --epochs"),
+        (["--", "degree=2", "train.py"], "begins with degree=2; write degree=2 before --"),
         (["--", "LR=1", "python", "train.py"], "begins with the variable LR; write workload.environ.LR=1 before --"),
         (["--", "/opt/x/bin/python3", "train.py"], "env=existing env.prefix=/opt/x/bin/python3"),
         (["workload=tiny", "--", "train.py"], "workload=tiny and .* both name a program"),

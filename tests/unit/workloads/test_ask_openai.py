@@ -67,6 +67,25 @@ def test_the_times_of_tokens_are_those_of_the_server(path: str, tmp_path: Path) 
     assert job.params["distinct_requests"] == 3
 
 
+@pytest.mark.parametrize("load", [["--outstanding", "4"], ["--arrival", "poisson", "--rate-per-s", "8"]])
+def test_figures_are_within_a_percent_of_those_of_a_known_server(load: list[str], tmp_path: Path) -> None:
+    first_ms, further_ms = 1000.0, 100.0  # a percent is longer than the delays of a busy machine
+    latency_ms = first_ms + further_ms * (TOKENS - 1)
+    server = f"{sys.executable} {REHEARSAL_SERVER} {{port}} {first_ms:g} {further_ms:g}"
+    job = ask("--command", server, *load, num_requests=8)
+    figures = compute_figures(job, tmp_path, first_token_ms=1.01 * first_ms, per_token_ms=1.01 * further_ms)
+    assert figures["first_token_p50_ms"] == pytest.approx(first_ms, rel=0.01)
+    assert figures["per_token_p50_ms"] == pytest.approx(further_ms, rel=0.01)
+    assert figures["latency_p50_ms"] == pytest.approx(latency_ms, rel=0.01)
+    missed = compute_figures(job, tmp_path, first_token_ms=0.99 * first_ms)
+    assert missed["goodput_requests_per_s"] == 0
+    if load[0] == "--outstanding":
+        per_s = 4 / latency_ms * 1000
+        assert figures["throughput_requests_per_s"] == pytest.approx(per_s, rel=0.01)
+        assert figures["throughput_tokens_per_s"] == pytest.approx(TOKENS * per_s, rel=0.01)
+        assert figures["goodput_requests_per_s"] == pytest.approx(per_s, rel=0.01)
+
+
 @pytest.mark.parametrize(("name", "limit_ms"), [("first_token_ms", FIRST_MS), ("per_token_ms", FURTHER_MS)])
 def test_the_goodput_counts_answers_that_meet_every_objective(name: str, limit_ms: float, tmp_path: Path) -> None:
     job = ask("--outstanding", "4")
