@@ -119,6 +119,27 @@ def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
     assert first == [("serial", 1), ("naive", 2), ("naive", 3), ("mps", 2), ("mps", 3), ("mps", 4)]
 
 
+@pytest.mark.parametrize(("seed", "noise"), [(1, 0.10), (2, 0.15), (4, 0.15)])
+def test_three_blocks_in_each_of_which_copies_are_much_faster_rule_out_one_at_a_time(seed, noise):
+    curves = {"naive": (1, 1.95, 2.2, 2.1)}
+    climb, rows = search(curves, Machine(curves, seed, noise=noise, drift=0.4))
+    assert climb.is_decided and rows[-1].group.block == 3
+
+
+def test_two_much_faster_copies_leave_three_out_of_the_first_block():
+    curves = {"naive": (1, 1.9, 2.8, 3.6, 4.0, 4.2)}
+    _, rows = search(curves, Machine(curves, 0, noise=0.002))
+    assert [len(row.group.jobs) for row in rows if row.group.block == 1] == [1, 2, 4, 6]
+
+
+def test_a_number_between_two_that_were_measured_is_like_them():
+    curves = {"naive": (1, 1.9, 2.8, 3.5, 3.8, 4.0, 4.0, 4.0)}
+    climb, rows = search(curves, Machine(curves, 1, noise=0.03))
+    text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "workload=tiny"]))
+    assert climb.is_decided and "More copies were not tried" not in text
+    assert climb.recommendation.choice.degree in (5, 6)
+
+
 def test_a_number_on_a_flat_part_of_a_curve_stays_untried():
     curves = {"naive": (1, 1.9, 2.7, 3.4, 3.9, 4.3, 4.4, 4.5, 4.45, 4.4)}
     climb, rows = search(curves, Machine(curves, 0, noise=0.002))

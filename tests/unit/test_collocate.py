@@ -179,7 +179,8 @@ def test_advise_is_the_study_of_that_name_with_its_minutes(capsys):
     assert "error: advise names no job; write collocate advise -- train.py" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         module._expand_advice(["degree=2", __file__, "1"])
-    assert f"error: put -- before {__file__}: collocate advise -- {__file__} 1; see collocate advise --help\n" in capsys.readouterr().err
+    message = f"error: put -- before {__file__}: collocate advise -- {__file__} 1; see collocate advise --help\n"
+    assert message in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         module._expand_advice(["--minutes", "soon"])
     assert (

@@ -35,7 +35,7 @@ from pipeline.report.evaluate.statistics import (
 TOLERANCE = 0.05
 """A simpler candidate is recommended if it loses no more than this share of the speed; decided if by its interval."""
 _MUCH_SLOWER = (1.3, 1.2)
-"""Ratios to the fastest candidate above which one block, or two, are enough to leave a candidate out."""
+"""Ratios to the fastest candidate that leave a candidate out: of one block, or of each of two or more."""
 BOUND = 0.15
 """The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
 _ENOUGH_BLOCKS = 3
@@ -100,10 +100,15 @@ class Recommendation:
         return cell is self.fastest or math.exp(_test(self.fastest, cell).mean) <= 1 + TOLERANCE
 
     def is_slower(self, cell: Cell) -> bool:
-        """Return whether a candidate is slower than the fastest, by its interval and by more than the margin."""
+        """Return whether a candidate is slower than the fastest, by its interval and by more than the margin.
+
+        Of a drifting host, few blocks have no narrow interval; but a candidate that is much slower in each is slower.
+        """
         test = _test(self.fastest, cell)
         if test.ratio.n < MIN_FOR_INTERVAL:
             return test.ratio.median > _MUCH_SLOWER[max(0, test.ratio.n - 1)]
+        if min(speed_ratios(self.fastest, cell, (SPEEDUP,))[0].values()) > _MUCH_SLOWER[-1]:
+            return True
         return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
 
     def _is_passed(self, cell: Cell) -> bool:
