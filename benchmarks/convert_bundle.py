@@ -123,7 +123,8 @@ def read_old(old: Path, experiment: str, scratch: Path) -> tuple[str, list[Run],
     """
     if old.is_file():
         with tarfile.open(old, "r:xz") as archive:
-            archive.extractall(scratch, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4
+            archive.extractall(scratch)  # noqa: S202  filtered
         experiment = json.loads((scratch / "manifest.json").read_text())["experiment"]
         if (scratch / bundle_archive.GROUPS).is_dir():
             raise ConfigError(f"{old} is a bundle of this version; use it as it is")

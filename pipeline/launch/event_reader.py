@@ -120,7 +120,8 @@ class _Reader:
         if begin < self._no_many_until or len(block) - begin < _MANY_BYTES or not self._is_large or self._chain is None:
             return begin
         match = _STEP_LINES.match(block, begin)
-        end = match.end() if match is not None else begin
+        assert match is not None
+        end = block.rfind(b"\n", begin, match.end()) + 1 or begin  # before Python 3.11.5, it may end within a line
         self._no_many_until = end
         if end - begin < _MANY_BYTES:
             return begin

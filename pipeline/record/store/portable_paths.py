@@ -38,6 +38,9 @@ _SITE = (
 )
 """Top folders of sites and users, which are replaced even if no record has them."""
 
+_VERSION_OF_API = re.compile(r"v\d")
+"""Begin of the path of a URL, as in /v1/completions, which is no folder."""
+
 _NAME = r"[\w.+@%~-]+"
 _BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"=,]-[A-Z])|(?<=^-[A-Z])|(?<=[\s\d&>]>)|(?<=^>))"
 """Paths begin after these characters: not within another path or a word, but within a URI, after `-I` and `2>`."""
@@ -96,7 +99,7 @@ class PortablePaths:
             parts = path.split("/")
             if parts[1] in ("home", "Users"):
                 self._roots[HOME].add("/".join(parts[:3]))
-            elif parts[1] not in (*_SYSTEM, "root", "tmp"):
+            elif parts[1] not in (*_SYSTEM, "root", "tmp") and not _VERSION_OF_API.fullmatch(parts[1]):
                 users = [number for number, part in enumerate(parts) if part in self._names["user"] and number > 1]
                 self._roots[FOLDER].add("/".join(parts[: users[0] + 1 if users else 2]))
         self.__dict__.pop("_pattern", None)

@@ -250,6 +250,11 @@ def test_the_short_name_of_a_host_is_replaced_like_the_long_one() -> None:
     assert short == long and short.startswith("host-") and domain == "b.org failed"
 
 
+def test_the_path_of_a_url_is_no_folder() -> None:
+    url_path = "/v1/chat/completions"
+    assert PortablePaths([group(command_line=f"run.py workload.path={url_path}")]).mask(url_path) == url_path
+
+
 def test_a_salt_changes_all_digests_and_keeps_equal_names_equal() -> None:
     text = "alice@gpu-node-17:/home/carol/x /datasets/a"
     unsalted, first, again, other = (PortablePaths([group()], salt) for salt in ("", "a", "a", "b"))
