@@ -81,7 +81,8 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
         description="Measure one, two, three, ... copies of a job in each sharing mode, until the best is decided. "
         "`collocate run --help` lists the keys.",
     )
-    parser.add_argument("--minutes", type=float, help="start no measurement after (default: 10)")
+    about_minutes = "start no measurement after this many minutes (default: 10)"
+    parser.add_argument("--minutes", type=float, help=about_minutes)
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):

@@ -90,9 +90,12 @@ class Climb:
         number = len(group.jobs)
         if number != _FIRST_LEFT_OUT:
             return number > _LAST_BY_ONE and number % 2 == 1
-        like = (group.scenario, group.options)
-        pairs = [row for row in rows if (row.group.scenario, row.group.options) == like and len(row.group.jobs) == 2]
-        return any(row.metrics.get(SPEEDUP, 0.0) > 2 * _NEARLY for row in pairs)
+        pairs = {member.key for member in self._find_ladder(group) if len(member.jobs) == 2}
+        return any(row.metrics.get(SPEEDUP, 0.0) > 2 * _NEARLY for row in rows if row.group.key in pairs)
+
+    def _find_ladder(self, group: Group) -> Sequence[Group]:
+        """Return the groups with each number of jobs in the mode of a group."""
+        return next(ladder for ladder in self._ladders if any(member.key == group.key for member in ladder))
 
     @property
     def remaining_s(self) -> float:
@@ -151,7 +154,7 @@ class Climb:
         """Return whether the speed-up still rises below groups of one mode, the last of which has the fewest jobs."""
         if not groups:
             return False
-        ladder = next(members for members in self._ladders if any(member.key == groups[-1].key for member in members))
+        ladder = self._find_ladder(groups[-1])
         by_key = {row.group.key: row for row in rows}
         num_jobs = len(groups[-1].jobs)
         below = [by_key[member.key] for member in ladder if len(member.jobs) < num_jobs and member.key in by_key]
@@ -196,7 +199,7 @@ class Climb:
         )
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
-        yield f"Measured in {blocks}, in each the best numbers once, on {device.name}; ranges (95 %) need 3 blocks."
+        yield f"{blocks} on {device.name}, each with the best numbers once; ranges (95 %) need 3 blocks."
         if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
             reason = textwrap.shorten(invalid[0], 120)
             yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."

@@ -51,19 +51,19 @@ def begin_as_known(group: Group, past: Iterable[PastGroup]) -> Group:
 
     Of numbers that are nearly as fast, the smallest is the best.
     """
-    names = {job.workload.name for job in group.jobs}
+    name, *other_names = {job.workload.name for job in group.jobs}
     speedups: dict[int, list[float]] = defaultdict(list)
-    for earlier in past:
+    for earlier in () if other_names else past:
         copies = earlier.jobs.split("+")
         is_like = (earlier.scenario, earlier.device) == (group.scenario, group.settings[DEVICE])
-        if is_like and earlier.speedup is not None and len(names) == 1 and names == set(copies):
+        if is_like and earlier.speedup is not None and set(copies) == {name}:
             speedups[len(copies)].append(earlier.speedup)
     medians = {number: statistics.median(values) for number, values in speedups.items()}
     best = max(medians.values(), default=0.0)
     first = min((number for number, speedup in medians.items() if speedup > _NEARLY_BEST * best), default=1)
     if group.pack is None or best <= 1 or first == 1:
         return group
-    words.say(f"begins with {first} trials at a time, the best number of copies of {names.pop()} in earlier studies")
+    words.say(f"begins with {first} trials at a time, the best number of copies of {name} in earlier studies")
     return dataclasses.replace(group, pack=dataclasses.replace(group.pack, first=first))
 
 

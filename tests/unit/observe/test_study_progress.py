@@ -339,10 +339,10 @@ def test_a_pack_begins_with_the_best_number_of_an_earlier_study(capsys):
         return PastGroup(**ran | {"scenario": "naive", "jobs": jobs, "device": device, "speedup": speedup} | changes)
 
     past = [earlier(2, 1.8), earlier(3, 2.4), earlier(3, 2.6), earlier(4, 2.55), earlier(5, 1.0)]
-    others = [earlier(7, 9.0, scenario="mps"), earlier(7, 9.0, device="b"), earlier(2, 9.0, jobs="b+b")]
-    begun = pack_trials.begin_as_known(pack, [*past, *others, earlier(6, None)])
+    unlike = [earlier(7, 9.0, scenario="mps"), earlier(7, 9.0, device="b"), earlier(2, 9.0, jobs="b+b")]
+    begun = pack_trials.begin_as_known(pack, [*past, *unlike, earlier(6, None)])
     assert begun.pack is not None and begun.pack.first == 3
     assert "begins with 3 trials at a time" in capsys.readouterr().err
-    assert pack_trials.begin_as_known(pack, others) is pack
+    assert pack_trials.begin_as_known(pack, unlike) is pack
     assert pack_trials.begin_as_known(pack, [earlier(2, 0.9)]) is pack
     assert pack_trials.begin_as_known(group("a", "b", pack=pack.pack), past).pack == pack.pack
