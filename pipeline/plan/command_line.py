@@ -359,7 +359,7 @@ def defer_settings(overrides: Sequence[str]) -> list[str]:
 
 def _refuse(arguments: Sequence[str], message: str) -> NoReturn:
     help_command = entry_points.spell("run", "--help")
-    option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.]*))", message)
+    option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.-]*))", message)
     following = re.search(rf"(?:^|\n){option[1]}[=\n]([^\n=-]+)(?:\n|$)", "\n".join(arguments)) if option else None
     remedy = ""
     if option and following and (key := _find_key(option[2].replace("-", "_"))):

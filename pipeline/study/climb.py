@@ -82,8 +82,9 @@ class Climb:
             return [group for group in groups if group.sequential or group.key in self._chosen]
         if any(group.sequential for group in groups):
             return groups
-        is_skipped = len(launch) == 1 and self._skips(launch[0], rows)
-        return groups[-_RUNGS_OF_LAUNCH:] if not is_skipped and self._rises(groups, rows) else []
+        if not groups or (len(launch) == 1 and self._skips(launch[0], rows)):
+            return []
+        return groups[-_RUNGS_OF_LAUNCH:] if self._rises(groups, rows) else []
 
     def _skips(self, group: Group, rows: Sequence[GroupResult]) -> bool:
         """Return whether the first block leaves a number of jobs out, which needs a launch of its own."""
@@ -152,8 +153,6 @@ class Climb:
 
     def _rises(self, groups: Sequence[Group], rows: Sequence[GroupResult]) -> bool:
         """Return whether the speed-up still rises below groups of one mode, the last of which has the fewest jobs."""
-        if not groups:
-            return False
         ladder = self._find_ladder(groups[-1])
         by_key = {row.group.key: row for row in rows}
         num_jobs = len(groups[-1].jobs)

@@ -132,6 +132,14 @@ def test_two_much_faster_copies_leave_three_out_of_the_first_block():
     assert [len(row.group.jobs) for row in rows if row.group.block == 1] == [1, 2, 4, 6]
 
 
+def test_a_group_that_the_plan_skips_is_not_selected():
+    curves = {"naive": (1, 1.9), "streams": (1, 1.9)}
+    groups = [replace(one, skip_reason="no GPU") if one.scenario == "streams" else one for one in plan(curves, 1)]
+    climb = Climb("test", groups, 10.0, clock=lambda: 0.0)
+    rows = [Machine(curves, 0, noise=0.0).run(groups[0])]
+    assert [len(climb.select([one], rows)) for one in groups[1:]] == [1, 0]
+
+
 def test_a_number_between_two_that_were_measured_is_like_them():
     curves = {"naive": (1, 1.9, 2.8, 3.5, 3.8, 4.0, 4.0, 4.0)}
     climb, rows = search(curves, Machine(curves, 1, noise=0.03))
