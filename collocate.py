@@ -107,7 +107,7 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
 
     parser = CommandParser(
         prog="collocate pack",
-        usage="%(prog)s [--jobs FILE] [--mode naive|mps] [--most N] [--check 5%%] [--resume] [KEY=VALUE ...] "
+        usage="%(prog)s [--jobs FILE] [--mode naive|mps] [--most N] [--number N] [--check 5%%] [--resume] [KEY=VALUE ...] "
         "[-- SCRIPT ARGUMENT ...]",
         description="Run every trial once, several at a time: as many as the measured rates gain from. In single "
         "quotes, braces list the values of an argument: collocate pack -- train.py --lr '{1e-1,1e-2}' --seed '{1..8}'. "
@@ -116,6 +116,7 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
     parser.add_argument("--jobs", metavar="FILE", help="the trials, one command a line, instead of braces")
     parser.add_argument("--mode", choices=("naive", "mps"), help="sharing mode (default: naive)")
     parser.add_argument("--most", metavar="N", type=int, help="most trials at a time (default: 32)")
+    parser.add_argument("--number", metavar="N", type=int, help="exactly N trials at a time, without comparing numbers")
     parser.add_argument("--check", metavar="PCT", help="share of the time in which one trial runs alone (default: 5%%)")
     parser.add_argument("--resume", action="store_true", help="run only the trials that have not ended")
     end = words.index("--") if "--" in words else len(words)
@@ -130,6 +131,7 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
         "scenario": options.mode,
         "pack.trials": options.jobs,
         "pack.most": options.most,
+        "pack.number": options.number,
         "pack.check_pct": options.check and options.check.removesuffix("%"),
         "resume": "true" if options.resume else None,
     }

@@ -203,6 +203,9 @@ class PackConfig:
         values="`braces` or path",
     )
     most: int = option("largest number of trials at a time", 32, least=1, most=1000)
+    number: int | None = option(
+        "run exactly this many trials at a time, without comparing numbers; `null`: as many as gain", None, least=1
+    )
     check_pct: float = option(
         "share of the time, in per cent, for turns in which one trial runs alone, for comparison; 0: no turns",
         5.0,

@@ -363,13 +363,21 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             waiting_power_s=config.gpu.waiting_power_s,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
-        pack=None
-        if config.pack.trials is None
-        else PackSettings(most=config.pack.most, check_share=config.pack.check_pct / 100),
+        pack=_make_pack(config),
         profiler=ProfilerSpec(
             name=config.profiler.name, build=factory.make_spec(config.profiler, without=frozenset({"name"}))
         ),
     )
+
+
+def _make_pack(config: Config) -> PackSettings | None:
+    pack = config.pack
+    if pack.trials is None:
+        return None
+    settings = PackSettings(most=pack.most, check_share=pack.check_pct / 100)
+    if pack.number is None:
+        return settings
+    return dataclasses.replace(settings, most=pack.number, first=pack.number, is_fixed=True)
 
 
 def _drop_unused_sizes(config: Config, jobs: Sequence[Job]) -> Any:

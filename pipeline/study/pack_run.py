@@ -42,7 +42,11 @@ class PackRun:
     ) -> None:
         self._group, self._settings, self._record, self._start = group, settings, record, start
         self._schedule = TrialSchedule(
-            len(group.jobs), most=settings.most, first=settings.first, check_share=settings.check_share
+            len(group.jobs),
+            most=settings.most,
+            first=settings.first,
+            is_fixed=settings.is_fixed,
+            check_share=settings.check_share,
         )
         self.states: list[JobState] = []
         self._live: dict[int, JobState] = {}

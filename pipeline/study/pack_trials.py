@@ -61,7 +61,7 @@ def begin_as_known(group: Group, past: Iterable[PastGroup]) -> Group:
     medians = {number: statistics.median(values) for number, values in speedups.items()}
     best = max(medians.values(), default=0.0)
     first = min((number for number, speedup in medians.items() if speedup > _NEARLY_BEST * best), default=1)
-    if group.pack is None or best <= 1 or first == 1:
+    if group.pack is None or group.pack.is_fixed or best <= 1 or first == 1:
         return group
     words.say(f"begins with {first} trials at a time, the best number of copies of {name} in earlier studies")
     return dataclasses.replace(group, pack=dataclasses.replace(group.pack, first=first))

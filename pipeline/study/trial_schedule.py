@@ -69,6 +69,7 @@ class TrialSchedule:
         num_trials: number of trials, which are started in order.
         most: largest number of trials at a time.
         first: number of trials with which it begins.
+        is_fixed: whether this number stays, unless a trial is out of memory.
         check_share: share of the time for turns in which one trial runs alone.
         turn_s: longest time of a turn.
 
@@ -79,7 +80,14 @@ class TrialSchedule:
     """
 
     def __init__(
-        self, num_trials: int, *, most: int, first: int = 1, check_share: float = 0.0, turn_s: float = 30.0
+        self,
+        num_trials: int,
+        *,
+        most: int,
+        first: int = 1,
+        is_fixed: bool = False,
+        check_share: float = 0.0,
+        turn_s: float = 30.0,
     ) -> None:
         self.number = self._accepted = max(1, min(first, most, num_trials))
         self.running: list[int] = []
@@ -88,6 +96,7 @@ class TrialSchedule:
         self._waiting, self._alone = deque(range(num_trials)), deque[int]()
         self._retried = set[int]()
         self._most, self._need_mib, self._total_mib = most, 0.0, 0.0
+        self._is_fixed = is_fixed
         self._check_share, self._turn_s = check_share, turn_s
         self._turn: tuple[int, float] | None = None  # trial that runs alone, and the end of its turn
         self._next_turn_s = 0.0
@@ -167,7 +176,7 @@ class TrialSchedule:
     def _judge_number(self) -> list[Move]:
         """Compare the number on trial with the accepted one, or put another number on trial; return holds."""
         if self.number == self._accepted:
-            return self._try_number()
+            return [] if self._is_fixed else self._try_number()
         is_up = self.number > self._accepted
         if self._warm and self._accepted_rates and not self._list_common():
             self._retry_at = self._num_ended + 1  # the trials that could be compared have ended

@@ -170,6 +170,12 @@ def test_a_pack_begins_with_a_known_number_and_leaves_it_if_it_is_wrong():
     assert Machine(curve, works, seed=0).run(schedule) < 0.75 * 40 * 60
 
 
+def test_a_fixed_number_stays():
+    schedule = TrialSchedule(12, most=3, first=3, is_fixed=True)
+    makespan_s = Machine([1.0, 0.4, 0.3], [60.0] * 12, seed=0).run(schedule)
+    assert schedule.number == 3 and makespan_s == pytest.approx(12 * 60 / 0.3, rel=0.1)
+
+
 def run_queue(curve, num_trials=16, *, check_share=0.0, rates=True, **machine):
     schedule = TrialSchedule(num_trials, most=MOST, check_share=check_share)
     simulated = Machine(curve, machine.pop("works", [60.0] * num_trials), **{"seed": 0, **machine})

@@ -103,7 +103,8 @@ class Trainer:
             self._job.phase("train")
         self._job.epoch(number, seconds, **figures)
         text = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        _log.info("epoch %d: %.3f s, %s", number, seconds, text)
+        rate = self._data.train.num_batches / seconds
+        _log.info("epoch %d: %.3f s, %.4g steps/s, %s", number, seconds, rate, text)
 
     def _validate(self, batches: Batches) -> float:
         """Return the share of labels predicted correctly by the original, uncompiled model."""

@@ -345,11 +345,13 @@ class PackSettings:
         most: largest number of trials at a time.
         check_share: share of the time in which one trial runs alone, for comparison.
         first: number of trials with which it begins.
+        is_fixed: whether this number stays, without comparing it with others.
     """
 
     most: int
     check_share: float
     first: int = 1
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
