@@ -1,9 +1,10 @@
 """The groups of a study that looks for the best number of jobs (`advise_minutes`), chosen while it runs.
 
-In the first block, each sharing mode gets more jobs while its speed-up rises: one more at a time; two more if each
-number needs a launch of its own and there are four jobs, or two that are nearly twice as fast as one. A later block
-repeats the groups that may still be the answer and the best one of each mode, and adds the untried numbers next to the
-best. The study ends when the answer is decided, or when its minutes are over.
+In the first block, each sharing mode gets more jobs while its speed-up rises: one more at a time. If each number needs
+a launch of its own, their number doubles while they nearly keep their speed, then two more come at a time, and up to
+four jobs one more; a mode that falls far behind another one gets no more. A later block repeats the groups that may still be the answer and the best one of each mode, and adds
+the untried numbers half-way to the nearest tried ones. The study ends when the answer is decided, or when its minutes
+are over.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
 _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
-_FIRST_LEFT_OUT = 3
-"""Number of jobs that the first block leaves out if two are nearly twice as fast as one."""
 _LAST_BY_ONE = 4
-"""Number of jobs up to which the first block tries each number although each needs a launch of its own."""
+"""Number of jobs up to which the first block adds one job at a time although each number needs a launch of its own."""
+_KEPT_OF_FEW, _KEPT_OF_MANY = 0.9, 0.75
+"""Part of its speed alone that each job must keep for the first block to double their number: below four jobs, above."""
+_FAR_BEHIND = 0.8
+"""Part of the speed of another mode, with equally many jobs, below which a mode gets no more jobs in the first block."""
 _LEAST_RISE = 0.02
 """Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
 _NEARLY = 0.9
@@ -88,11 +91,18 @@ class Climb:
 
     def _skips(self, group: Group, rows: Sequence[GroupResult]) -> bool:
         """Return whether the first block leaves a number of jobs out, which needs a launch of its own."""
-        number = len(group.jobs)
-        if number != _FIRST_LEFT_OUT:
-            return number > _LAST_BY_ONE and number % 2 == 1
-        pairs = {member.key for member in self._find_ladder(group) if len(member.jobs) == 2}
-        return any(row.metrics.get(SPEEDUP, 0.0) > 2 * _NEARLY for row in rows if row.group.key in pairs)
+        ladder = self._find_ladder(group)
+        keys = {member.key for member in ladder}
+        tried = [(len(row.group.jobs), row.metrics.get(SPEEDUP, 0.0)) for row in rows if row.group.key in keys]
+        number, speed = max(tried, default=(1, 1.0))
+        others = [
+            row.metrics.get(SPEEDUP, 0.0) for row in rows if row.group.key not in keys and len(row.jobs) == number
+        ]
+        if speed < _FAR_BEHIND * max(others, default=0.0):
+            return True
+        least_kept, step = (_KEPT_OF_FEW, 1) if number < _LAST_BY_ONE else (_KEPT_OF_MANY, 2)
+        most = 2 * number if number > 1 and speed > least_kept * number else number + step
+        return any(len(group.jobs) < len(member.jobs) <= most for member in ladder)
 
     def _find_ladder(self, group: Group) -> Sequence[Group]:
         """Return the groups with each number of jobs in the mode of a group."""
@@ -140,7 +150,7 @@ class Climb:
         if group_s * _GROUPS_OF_A_SEARCH > 60 * self.minutes:
             num_groups = 60 * self.minutes / group_s
             say(
-                f"note: the job alone took {format_duration(group_s)}, so {self.minutes:g} minutes are about "
+                f"note: the job alone took {format_duration(group_s)}, so {self.minutes:g} min are about "
                 f"{num_groups:.0f} groups, which may not decide; shorten its run to about "
                 f"{60 * self.minutes / _GROUPS_OF_A_SEARCH:.0f} s (fewer steps), or add minutes"
             )
@@ -165,20 +175,23 @@ class Climb:
         return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str], speeds: Mapping[str, float]) -> Iterator[str]:
-        """Yield the groups with the untried numbers of jobs next to the best one of each mode.
+        """Yield the groups with untried numbers of jobs, half-way between the best of each mode and the next tried ones.
 
         A number between two others that are nearly as fast as the best one gains nothing.
         """
         for ladder in self._ladders:
             keys = [group.key for group in ladder]
+            tried = [place for place, key in enumerate(keys) if key in ran]
             for place in (place for place, key in enumerate(keys) if key in best):
-                for near in range(max(0, place - 1), min(len(keys), place + 2)):
-                    below = [speeds[key] for key in keys[:near] if key in speeds]
-                    above = [speeds[key] for key in keys[near + 1 :] if key in speeds]
-                    around = [*below[-1:], *above[:1]]
-                    is_flat = len(around) == 2 and min(around) > _NEARLY * speeds.get(keys[place], 0.0)
-                    if keys[near] not in ran and not is_flat:
-                        yield keys[near]
+                below = max((other for other in tried if other < place), default=-1)
+                above = min((other for other in tried if other > place), default=place + 2)
+                for other in (below, above):
+                    half = (other + place) // 2
+                    is_valid = 0 <= half < len(keys) and keys[half] not in ran
+                    is_known = 0 <= other < len(keys) and keys[other] in speeds
+                    is_flat = is_known and speeds[keys[other]] > _NEARLY * speeds.get(keys[place], 0.0)
+                    if is_valid and not is_flat:
+                        yield keys[half]
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""

@@ -66,9 +66,14 @@ class Machine:
         return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs)
 
 
-def search(curves, machine, minutes=10.0):
+def plan_turns(curves):
+    """Return the groups of scripts, whose modes take turns: fewer jobs first."""
+    return sorted(plan(curves), key=lambda the_group: (the_group.block, len(the_group.jobs)))
+
+
+def search(groups, machine, minutes=10.0):
     """Run a study; return its climb and its rows."""
-    groups, comparison, rows = plan(curves), Comparison(), []
+    comparison, rows = Comparison(), []
     climb = Climb("test", groups, minutes, clock=lambda: machine.clock_s)
     for the_group in groups:
         for selected in climb.select([the_group], [comparison.get_latest(row) for row in rows]):
@@ -93,7 +98,7 @@ def count_outcomes(seeds, noise):
     outcomes = {"right": 0, "wrong": 0, "open": 0}
     for case, curves in CURVES.items():
         for seed in seeds:
-            climb, _ = search(curves, Machine(curves, seed, noise, drift=0.05))
+            climb, _ = search(plan(curves), Machine(curves, seed, noise, drift=0.05))
             choice = name(climb)
             is_right = choice == RIGHT[case]
             outcomes["open" if not climb.is_decided else "right" if is_right else "wrong"] += 1
@@ -114,7 +119,7 @@ def test_of_a_hundred_answers_with_noise_eighty_are_right_and_at_most_five_are_w
 
 def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
     curves = {"naive": (1, 1.5, 1.4, 9.9), "mps": (1, 1.8, 2.3, 2.0, 9.9)}
-    _, rows = search(curves, Machine(curves, 0, noise=0.0))
+    _, rows = search(plan(curves), Machine(curves, 0, noise=0.0))
     first = [(row.group.scenario, len(row.group.jobs)) for row in rows if row.group.block == 1]
     assert first == [("serial", 1), ("naive", 2), ("naive", 3), ("mps", 2), ("mps", 3), ("mps", 4)]
 
@@ -122,14 +127,34 @@ def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
 @pytest.mark.parametrize(("seed", "noise"), [(1, 0.10), (2, 0.15), (4, 0.15)])
 def test_three_blocks_in_each_of_which_copies_are_much_faster_rule_out_one_at_a_time(seed, noise):
     curves = {"naive": (1, 1.95, 2.2, 2.1)}
-    climb, rows = search(curves, Machine(curves, seed, noise=noise, drift=0.4))
+    climb, rows = search(plan(curves), Machine(curves, seed, noise=noise, drift=0.4))
     assert climb.is_decided and rows[-1].group.block == 3
 
 
-def test_two_much_faster_copies_leave_three_out_of_the_first_block():
-    curves = {"naive": (1, 1.9, 2.8, 3.6, 4.0, 4.2)}
-    _, rows = search(curves, Machine(curves, 0, noise=0.002))
-    assert [len(row.group.jobs) for row in rows if row.group.block == 1] == [1, 2, 4, 6]
+@pytest.mark.parametrize(
+    ("curve", "first", "last"),
+    [
+        ((1, 1.9, 2.8, 3.6, 4.0, 4.2), [1, 2, 4, 6], {5}),
+        ((1, 1.4, 1.8, 2.1, 2.4, 2.6, 2.7, 2.7, 2.7), [1, 2, 3, 4, 6, 8, 9], {5, 7}),
+        ([n**0.9 for n in range(1, 17)], [1, 2, 4, 8, 16], {12, 14, 15}),
+        ([min(n**0.95, 9.5) for n in range(1, 17)], [1, 2, 4, 8, 16], {9, 10, 11, 12}),
+    ],
+)
+def test_the_number_doubles_while_copies_nearly_keep_their_speed(curve, first, last):
+    curves = {"naive": curve}
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.002))
+    assert [len(row.group.jobs) for row in rows if row.group.block == 1] == first
+    assert {len(row.group.jobs) for row in rows} - set(first) <= last
+    scenario, degree = name(climb)
+    assert climb.is_decided and curve[degree - 1] > 0.94 * max(curve)
+
+
+def test_a_mode_far_behind_another_one_gets_no_more_jobs_in_the_first_block():
+    curves = {"naive": [n**0.7 for n in range(1, 17)], "mps": [n**0.95 for n in range(1, 17)]}
+    climb, rows = search(plan_turns(curves), Machine(curves, 0, noise=0.002))
+    first = [(row.group.scenario, len(row.group.jobs)) for row in rows if row.group.block == 1]
+    assert first[1:] == [("naive", 2), ("mps", 2), ("naive", 3), ("naive", 4), ("mps", 4), ("mps", 8), ("mps", 16)]
+    assert climb.is_decided and name(climb)[0] == "mps"
 
 
 def test_a_group_that_the_plan_skips_is_not_selected():
@@ -142,7 +167,7 @@ def test_a_group_that_the_plan_skips_is_not_selected():
 
 def test_a_number_between_two_that_were_measured_is_like_them():
     curves = {"naive": (1, 1.9, 2.8, 3.5, 3.8, 4.0, 4.0, 4.0)}
-    climb, rows = search(curves, Machine(curves, 1, noise=0.03))
+    climb, rows = search(plan(curves), Machine(curves, 1, noise=0.03))
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "workload=tiny"]))
     assert climb.is_decided and "More copies were not tried" not in text
     assert climb.recommendation.choice.degree in (5, 6)
@@ -150,7 +175,7 @@ def test_a_number_between_two_that_were_measured_is_like_them():
 
 def test_a_number_on_a_flat_part_of_a_curve_stays_untried():
     curves = {"naive": (1, 1.9, 2.7, 3.4, 3.9, 4.3, 4.4, 4.5, 4.45, 4.4)}
-    climb, rows = search(curves, Machine(curves, 0, noise=0.002))
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.002))
     assert climb.is_decided
     # Above four, two more at a time; 7 lies between 6 and 8, which are as fast, and so does 9 between 8 and 10.
     assert {len(row.group.jobs) for row in rows} <= {1, 2, 3, 4, 6, 8, 10}
@@ -164,14 +189,14 @@ def test_a_search_warns_once_of_runs_that_are_long_for_its_minutes(kind, capsys)
     rows = [machine.run(group("a", sequential=True))]
     for _ in range(2):
         climb.select([group("a", sequential=True, kind=kind)], rows)
-    warning = f"note: the job alone took {GROUP_S:.0f} s, so 0.6 minutes are about 6 groups"
+    warning = f"note: the job alone took {GROUP_S:.0f} s, so 0.6 min are about 6 groups"
     assert capsys.readouterr().err.count(warning) == (kind is WindowKind.WORK)  # other runs are as long as the window
 
 
 def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
     curves = CURVES["saturating"]
     machine = Machine(curves, 0, noise=0.05)
-    climb, rows = search(curves, machine, minutes=0.6)
+    climb, rows = search(plan(curves), machine, minutes=0.6)
     assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
     assert text.startswith("Not decided. So far: Run ")
@@ -181,7 +206,7 @@ def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
 def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
     curves = {**CURVES["saturating"], "streams": (1, 2.0, 2.6, 2.5)}
     machine = Machine(curves, 0, noise=0.002)
-    climb, rows = search(curves, machine)
+    climb, rows = search(plan(curves), machine)
     lines = list(
         climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
     )
@@ -202,7 +227,7 @@ def test_copies_of_a_service_that_miss_its_objective_are_not_recommended():
             is_met = len(the_group.jobs) <= (3 if the_group.scenario == "mps" else 2)
             return replace(row, metrics={**row.metrics, "objective_met_worst_ratio": float(is_met)})
 
-    climb, rows = search(curves, Server(curves, 0, noise=0.002))
+    climb, rows = search(plan(curves), Server(curves, 0, noise=0.002))
     assert climb.is_decided and name(climb) == ("mps", 3)
     assert max(len(row.group.jobs) for row in rows if row.group.scenario == "mps") == 4
     lines = list(climb.answer(rows, ["run.py", "+experiment=advise"]))
@@ -213,7 +238,7 @@ def test_copies_of_a_service_that_miss_its_objective_are_not_recommended():
 
 def test_the_commands_of_an_answer_have_no_secrets():
     curves = CURVES["saturating"]
-    climb, rows = search(curves, Machine(curves, 0, noise=0.05), minutes=0.6)
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.05), minutes=0.6)
     words = ["run.py", "tracking.uri=http://bob:s3cret@host", "--", "-m", "train"]
     commands = [line for line in climb.answer(rows, words) if line.startswith(("run it:", "go on:"))]
     assert len(commands) == 2 and all("-- -m train" in line and "<hidden>" in line for line in commands)
@@ -222,7 +247,7 @@ def test_the_commands_of_an_answer_have_no_secrets():
 
 def test_a_full_device_is_left_to_one_job_at_a_time():
     curves = CURVES["full"]
-    climb, rows = search(curves, Machine(curves, 0, noise=0.002))
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.002))
     text = " ".join(climb.answer(rows, ["run.py"]))
     assert text.startswith("Run one job at a time; sharing gains nothing.") and "run it:" not in text
     assert len(rows) < 20
@@ -230,14 +255,14 @@ def test_a_full_device_is_left_to_one_job_at_a_time():
 
 def test_a_speed_up_above_the_number_of_jobs_is_in_doubt():
     curves = {"naive": (1, 3.4, 3.0)}
-    climb, rows = search(curves, Machine(curves, 0, noise=0.0), minutes=0.6)
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.0), minutes=0.6)
     text = " ".join(climb.answer(rows, ["run.py"]))
     assert "Run 2 copies side by side" in text and "Doubt: speed-up of 3.40" in text and "baseline was slow" in text
 
 
 def test_disturbed_groups_are_counted_and_lead_nothing():
     curves = {"naive": (1, 1.5, 1.9, 1.8)}
-    _, rows = search(curves, Machine(curves, 0, noise=0.0))
+    _, rows = search(plan(curves), Machine(curves, 0, noise=0.0))
     disturbed = {2: {"collocation.invalid": "a job waited for a CPU"}}
     marked = [replace(row, tags=disturbed.get(len(row.group.jobs), {})) for row in rows]
     climb = Climb("test", plan(curves), 10)
