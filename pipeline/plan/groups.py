@@ -30,6 +30,7 @@ from pipeline.base.domain.records import (
     Required,
     Resume,
 )
+from pipeline.base.domain.trial_words import find_shared_words, spell_arguments
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload, refuse_unknown_placeholders
 from pipeline.base.system import factory, secrets, user_command
@@ -86,7 +87,8 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
     notes += _list_notes(shared_group, inventory, is_other_window=is_other_window)
     if shared_group.pack is not None:
-        first, last = (dict(job.workload.params).get(group_names.ARGUMENTS, "") for job in (jobs[0], jobs[-1]))
+        shared_words = find_shared_words(jobs)
+        first, last = (spell_arguments(job, shared_words) for job in (jobs[0], jobs[-1]))
         notes.append(f"{len(jobs)} trials, at most {shared_group.most_at_once} at a time: {first} ... {last}")
     in_turn = _make_serial(shared_group, jobs)
     distinct: dict[str, tuple[Job, Window]] = {}

@@ -2,9 +2,9 @@
 
 In the first block, each sharing mode gets more jobs while its speed-up rises: one more at a time. If each number needs
 a launch of its own, their number doubles while they nearly keep their speed, then two more come at a time, and up to
-four jobs one more; a mode that falls far behind another one gets no more. A later block repeats the groups that may still be the answer and the best one of each mode, and adds
-the untried numbers half-way to the nearest tried ones. The study ends when the answer is decided, or when its minutes
-are over.
+four jobs one more; a mode that falls far behind another one gets no more. A later block repeats the groups that may
+still be the answer and the best one of each mode, and adds the untried numbers half-way to the nearest tried ones. The
+study ends when the answer is decided, or when its minutes are over.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _RUNGS_OF_LAUNCH = 3
 """Numbers of jobs that a launch of the first block adds, if one launch measures several."""
 _LAST_BY_ONE = 4
-"""Number of jobs up to which the first block adds one job at a time although each number needs a launch of its own."""
+"""Number of jobs up to which the first block adds one at a time although each number needs a launch of its own."""
 _KEPT_OF_FEW, _KEPT_OF_MANY = 0.9, 0.75
-"""Part of its speed alone that each job must keep for the first block to double their number: below four jobs, above."""
+"""Part of its speed alone that each job must keep for the first block to double their number: below four, above."""
 _FAR_BEHIND = 0.8
-"""Part of the speed of another mode, with equally many jobs, below which a mode gets no more jobs in the first block."""
+"""Part of the speed of another mode, with as many jobs, below which a mode gets no more jobs in the first block."""
 _LEAST_RISE = 0.02
 """Relative rise of the speed-up below which a mode gets no more jobs in the first block."""
 _NEARLY = 0.9
@@ -175,7 +175,7 @@ class Climb:
         return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str], speeds: Mapping[str, float]) -> Iterator[str]:
-        """Yield the groups with untried numbers of jobs, half-way between the best of each mode and the next tried ones.
+        """Yield the groups with untried numbers of jobs half-way between the best of each mode and the next tried ones.
 
         A number between two others that are nearly as fast as the best one gains nothing.
         """

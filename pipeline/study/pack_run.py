@@ -12,6 +12,7 @@ import psutil
 from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import RunningGroup
 from pipeline.base.domain.records import Group, Job, PackSettings, Result
+from pipeline.base.domain.trial_words import find_shared_words, spell_trial
 from pipeline.base.system import interrupts, words
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.launch import event_reader
@@ -41,6 +42,7 @@ class PackRun:
         self, group: Group, settings: PackSettings, record: SpoolRun, start: Callable[[Job], JobStart]
     ) -> None:
         self._group, self._settings, self._record, self._start = group, settings, record, start
+        self._shared_words = find_shared_words(group.jobs)
         self._schedule = TrialSchedule(
             len(group.jobs),
             most=settings.most,
@@ -98,6 +100,7 @@ class PackRun:
         index = state.job.index
         log = event_reader.read(state.folder / layout.EVENTS, state.lifetime)
         ending = endings.judge_job(state, log, interrupted=False)
+        trial = spell_trial(state.job, self._shared_words)
         del self._live[index], self._rates[index]
         jobs.remove(state)
         starts_again = self._schedule.note_end(
@@ -108,7 +111,7 @@ class PackRun:
         )
         if starts_again:
             _set_aside(state.folder)
-            words.say(f"    {spell_trial(state.job)}: out of memory; it starts again alone at the end")
+            words.say(f"    {trial}: out of memory; it starts again alone at the end")
             return
         self._record.end_trial(index, ending, state.ended.status)
         self._num_ended += 1
@@ -116,7 +119,7 @@ class PackRun:
         took_s = (lifetime.end_ns - lifetime.begin_ns) / 1e9 if state.has_ended else 0.0
         self._took_s.append(took_s)
         result = str(ending.result) if not ending.reason else f"{ending.result}: {ending.reason}"
-        words.say(f"    {spell_trial(state.job)}: {result} ({format_duration(took_s)}; {self.summarize()})")
+        words.say(f"    {trial}: {result} ({format_duration(took_s)}; {self.summarize()})")
 
     def summarize(self) -> str:
         """Return the progress in one line: `7 of 24 ended, 3 at a time, 9 min saved, about 12 min left`."""
@@ -143,11 +146,6 @@ class PackRun:
         if total_mib is None:
             total_mib = int(used_mib + psutil.virtual_memory().available / 2**20)
         self._schedule.note_memory(used_mib, total_mib)
-
-
-def spell_trial(job: Job) -> str:
-    """Return the number of a trial, its program and its arguments, without secrets."""
-    return f"{job.name} {dict(job.workload.params).get('args', '')}".rstrip()
 
 
 def _set_aside(folder: Path) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pipeline.base.domain.records import DEVICE, Group, Job, Result
 from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.trial_words import find_shared_words, spell_trial
 from pipeline.base.system import words
 from pipeline.base.system.words import format_count
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.group_record import JobRecord
-from pipeline.study.pack_run import spell_trial
 from pipeline.study.study_request import StudyRequest
 
 _NEARLY_BEST = 0.97
@@ -82,9 +82,10 @@ def have_failed(rows: Sequence[GroupResult], ended: Sequence[JobResult]) -> bool
 def describe(row: GroupResult, ended: Sequence[JobResult]) -> Iterator[str]:
     """Yield the lines about a pack: each failed trial, the trials by result, and what the pack gained."""
     trials = [*ended, *(job for job in row.jobs if row.jobs != tuple(ended))]
+    shared = find_shared_words([trial.job for trial in trials])
     for trial in trials:
         if trial.result is not Result.OK:
-            yield f"trial {spell_trial(trial.job)}: {trial.result}{': ' * bool(trial.reason)}{trial.reason}"
+            yield f"trial {spell_trial(trial.job, shared)}: {trial.result}{': ' * bool(trial.reason)}{trial.reason}"
     counts = Counter(str(trial.result) for trial in trials)
     yield ", ".join(f"{number} {result}" for result, number in counts.items())
     if text := row.tags.get(Tag.PACK):

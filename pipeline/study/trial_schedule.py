@@ -2,9 +2,10 @@
 
 It begins with one trial, or the number of an earlier study, and starts one more while the total rate rises. Two numbers
 of trials are compared by the trials that ran at both: `n` trials with the relative rates `r` of the same trials make `n
-* mean(r)` times the progress of one. A larger number that does not raise this is undone by holding the newest trials,
-which go on as soon as another one ends. Now and then one trial more and one fewer are tried again. Trials without rates
-are compared by the times that ended trials took.
+* mean(r)` times the progress of one. If trials end before others have started up, the mean rates of all trials are
+compared, by the number of trials that had started up. A larger number that does not raise the progress is undone by
+holding the newest trials, which go on as soon as another one ends. Now and then one trial more and one fewer are tried
+again. Trials without rates are compared by the times that ended trials took.
 
 Pure: the caller carries out the moves and reports rates, ends and memory, all with its own clock.
 """
@@ -25,6 +26,8 @@ _LEAST_VALUES, _MOST_VALUES = 2, 10
 _LEAST_DEVIATION = 0.02
 """Relative standard deviation that is assumed of a rate, because two values may be equal by chance."""
 _KEPT_VALUES = 20
+_FEW, _DEVIATION_OF_TRIALS = 3, 0.3
+"""Relative standard deviation that is assumed between the rates of fewer than three trials."""
 _LEAST_RISE = 0.02
 """Relative rise of the total rate below which one more trial gains nothing, as in `Climb`."""
 _NEAR_LINEAR = 0.75
@@ -104,6 +107,7 @@ class TrialSchedule:
         self._rates: dict[int, deque[float]] = {}
         self._accepted_rates: Rates = {}
         self._warm, self._fresh = set[int](), set[int]()  # have reported a rate; the next rate covers a change
+        self._levels: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._speeds: dict[int, list[float]] = defaultdict(list)  # of ended trials, by number of trials
         self._num_ended, self._retry_at, self._wait_ends = 0, 0, _ENDS_UNTIL_RETRY
         self._now_s: float | None = None
@@ -119,11 +123,15 @@ class TrialSchedule:
         """Note a rate that a running trial has reported."""
         if trial not in self.running or not 0 < rate < math.inf:
             return
-        is_fresh = trial in self._fresh or trial not in self._warm
-        self._warm.add(trial)
-        self._fresh.discard(trial)
-        if not is_fresh and self._is_settled:
+        if trial not in self._warm:
+            self._warm.add(trial)
+            self._fresh.update(self.running)
+        if trial in self._fresh:
+            self._fresh.discard(trial)
+            return
+        if self._is_settled:
             self._rates.setdefault(trial, deque(maxlen=_KEPT_VALUES)).append(rate)
+        self._levels[len(self._warm.intersection(self.running))][trial].append(rate)
 
     def note_memory(self, used_mib: float, total_mib: float) -> None:
         """Note the memory that all started trials use."""
@@ -178,11 +186,11 @@ class TrialSchedule:
         if self.number == self._accepted:
             return [] if self._is_fixed else self._try_number()
         is_up = self.number > self._accepted
-        if self._warm and self._accepted_rates and not self._list_common():
+        rise = self._compare()
+        if rise is None and not self._list_common() and self._is_unclear():
             self._retry_at = self._num_ended + 1  # the trials that could be compared have ended
             self._is_down_next = not is_up
             return self._undo()
-        rise = self._compare()
         if rise is None:
             return []
         if rise:
@@ -222,6 +230,8 @@ class TrialSchedule:
         return []
 
     def _put_on_trial(self, number: int) -> None:
+        for level in [level for level in self._levels if level > min(number, self._accepted)]:
+            del self._levels[level]
         self._accepted_rates, self._rates = self._rates, {}
         self._is_down_next = False
         self.number = number
@@ -231,7 +241,9 @@ class TrialSchedule:
         if len(self.running) < self._accepted:
             return False
         known = [trial for trial in self.running if len(self._rates.get(trial, ())) >= _LEAST_VALUES]
-        return 2 * len(known) >= len(self.running) or len(self._speeds[self._accepted]) >= self._accepted
+        if 2 * len(known) >= len(self.running) or len(self._speeds[self._accepted]) >= self._accepted:
+            return True
+        return self._find_level(self._accepted / 2, self._accepted) is not None
 
     def _list_common(self) -> list[int]:
         """Return the running trials whose rates at the accepted number are known."""
@@ -243,7 +255,8 @@ class TrialSchedule:
         common = self._list_common()
         num_values = min((len(self._rates.get(trial, ())) for trial in common), default=0)
         if num_values < _LEAST_VALUES:
-            return self._compare_ends()
+            rise_of_all = None if common else self._compare_levels()
+            return self._compare_ends() if rise_of_all is None else rise_of_all
         pairs = [(self._accepted_rates[trial], self._rates[trial]) for trial in common]
         ratios = [statistics.fmean(after) / statistics.fmean(before) for before, after in pairs]
         variance = sum(_relative_variance(rates) for pair in pairs for rates in pair) / len(pairs) ** 2
@@ -255,6 +268,39 @@ class TrialSchedule:
         if is_up and is_better:
             self._step = 2 * self._step if mean > _NEAR_LINEAR else 1
         return is_better
+
+    def _find_level(self, above: float, most: float) -> int | None:
+        """Return the largest number of trials in a range that had started up and reported rates."""
+        levels = [
+            level
+            for level, rates in self._levels.items()
+            if above < level <= most and sum(map(len, rates.values())) >= _LEAST_VALUES
+        ]
+        return max(levels, default=None)
+
+    def _compare_levels(self) -> bool | None:
+        """Compare by the rates of all trials, at the numbers of trials that had started up."""
+        low, high = sorted((self._accepted, self.number))
+        after, before = self._find_level(low, high), self._find_level(low / 2, low)
+        if after is None or before is None:
+            return None
+        means = [[statistics.fmean(rates) for rates in self._levels[level].values()] for level in (before, after)]
+        ratio = statistics.fmean(means[1]) / statistics.fmean(means[0])
+        variance = sum(_relative_variance(rates, _DEVIATION_OF_TRIALS) for rates in means)
+        is_up = _exceeds(after / before * ratio - 1, variance, is_enough=False)
+        if self.number < self._accepted:
+            return None if is_up is None else not is_up
+        if is_up:
+            self._step = 2 * self._step if ratio > _NEAR_LINEAR else 1
+        return is_up
+
+    def _is_unclear(self) -> bool:
+        """Return whether trials beside each other reported enough rates, but the comparison is open."""
+        low = min(self._accepted, self.number)
+        num_values = sum(
+            len(rates) for level, by_trial in self._levels.items() if level > low for rates in by_trial.values()
+        )
+        return num_values >= _MOST_VALUES
 
     def _compare_ends(self) -> bool | None:
         """Compare by ended trials, if enough of them ran from start to end beside equally many."""
@@ -378,10 +424,10 @@ def _exceeds(rise: float, variance: float, *, is_enough: bool) -> bool | None:
     return rise > _LEAST_RISE
 
 
-def _relative_variance(rates: Sequence[float]) -> float:
-    """Return the variance of the mean of some rates, relative to its square."""
+def _relative_variance(rates: Sequence[float], of_few: float = 0.0) -> float:
+    """Return the relative variance of the mean of some rates; `of_few` is the least deviation of fewer than three."""
     deviation = statistics.stdev(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
-    return max(deviation, _LEAST_DEVIATION) ** 2 / len(rates)
+    return max(deviation, _LEAST_DEVIATION, of_few if len(rates) < _FEW else 0.0) ** 2 / len(rates)
 
 
 def _bound(gains: Mapping[int, float], number: int) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def test_the_number_doubles_while_copies_nearly_keep_their_speed(curve, first, l
     climb, rows = search(plan(curves), Machine(curves, 0, noise=0.002))
     assert [len(row.group.jobs) for row in rows if row.group.block == 1] == first
     assert {len(row.group.jobs) for row in rows} - set(first) <= last
-    scenario, degree = name(climb)
+    _, degree = name(climb)
     assert climb.is_decided and curve[degree - 1] > 0.94 * max(curve)
 
 

@@ -235,6 +235,37 @@ def test_trials_without_rates_are_compared_by_ended_ones():
     assert machine.makespan_s < 1.12 * 40 * 60
 
 
+GAIN_OF_SHORT = [1, 1.95, 2.85, 3.75, 4.6, 5.4, 6.1, 6.8, 7.4, 7.9, 8.3, 8.6]
+"""Total rates of small trainings under MPS, about as on an H200."""
+
+
+@pytest.mark.parametrize(("curve", "most"), [(GAIN_OF_SHORT, 0.4), ([1.0, 0.8, 0.7], 1.03)], ids=["rising", "falling"])
+def test_trials_that_end_before_others_have_started_up_are_compared(curve, most):
+    machine = {"works": [11.0] * 16, "startup_s": 9.0, "interval_s": 0.55, "noise": 0.03}
+    _, simulated = run_queue(curve, **machine)
+    one_at_a_time = Machine(curve, seed=0, **machine).run(Fixed(16, 1))
+    assert simulated.makespan_s < most * one_at_a_time
+
+
+def outcome_of_short_trials(seed):
+    draw = random.Random(seed)
+    length_s, spread = draw.choice([10.0, 15.0, 30.0]), draw.choice([0.0, 0.2, 0.5])
+    num_trials = draw.choice([16, 24, 40])
+    return outcome(
+        seed,
+        works=[length_s * draw.lognormvariate(0, spread) for _ in range(num_trials)],
+        startup_s=draw.uniform(5, 10),
+        interval_s=max(0.5, length_s * draw.uniform(0.02, 0.06)),
+    )
+
+
+@pytest.mark.slow
+def test_short_trials_with_long_start_ups_gain_too_and_are_never_slower_than_serial():
+    outcomes = [outcome_of_short_trials(seed) for seed in range(40)]
+    over_best = sorted(over_best for over_best, _ in outcomes)
+    assert over_best[20] < 1.2 and over_best[36] < 1.6 and max(over_serial for _, over_serial in outcomes) <= 1.03
+
+
 def test_turns_estimate_the_time_one_at_a_time():
     num_right = 0
     for seed in range(20):

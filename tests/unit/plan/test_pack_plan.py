@@ -53,6 +53,12 @@ def test_the_plan_notes_the_trials(make_plan):
     assert "6 trials, at most 6 at a time: --lr 0.1 --seed 1 ... --lr 0.01 --seed 3" in plan.notes
 
 
+def test_the_lines_of_trials_leave_out_what_all_share(make_plan):
+    words = ["train.py", "--model", "small", "--lr", "{0.1,0.2}", "data", "{a,b}", "--amp"]
+    plan = make_plan(user_command.make_overrides(["+experiment=pack", "--", *words]))
+    assert "4 trials, at most 4 at a time: --lr 0.1 a ... --lr 0.2 b" in plan.notes
+
+
 def test_mps_limits_the_trials_at_a_time_and_not_their_number(plan_pack):
     words = ["--", "train.py", "--seed", "{1..100}"]
     assert len(plan_pack("scenario=mps", *words, device=GPU).jobs) == 100
