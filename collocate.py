@@ -107,8 +107,8 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
 
     parser = CommandParser(
         prog="collocate pack",
-        usage="%(prog)s [--jobs FILE] [--mode naive|mps] [--most N] [--number N] [--check 5%%] [--resume] [KEY=VALUE ...] "
-        "[-- SCRIPT ARGUMENT ...]",
+        usage="%(prog)s [--jobs FILE] [--mode naive|mps] [--most N] [--number N] [--gpus N] [--check 5%%] [--resume] "
+        "[KEY=VALUE ...] [-- SCRIPT ARGUMENT ...]",
         description="Run every trial once, several at a time: as many as the measured rates gain from. In single "
         "quotes, braces list the values of an argument: collocate pack -- train.py --lr '{1e-1,1e-2}' --seed '{1..8}'. "
         "`collocate run --help` lists the keys.",
@@ -117,6 +117,7 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
     parser.add_argument("--mode", choices=("naive", "mps"), help="sharing mode (default: naive)")
     parser.add_argument("--most", metavar="N", type=int, help="most trials at a time (default: 32)")
     parser.add_argument("--number", metavar="N", type=int, help="exactly N trials at a time, without comparing numbers")
+    parser.add_argument("--gpus", metavar="N", type=int, help="divide the trials among N free GPUs of this host")
     parser.add_argument("--check", metavar="PCT", help="share of the time in which one trial runs alone (default: 5%%)")
     parser.add_argument("--resume", action="store_true", help="run only the trials that have not ended")
     end = words.index("--") if "--" in words else len(words)
@@ -138,6 +139,11 @@ def _expand_pack(words: Sequence[str]) -> list[str]:
     from pipeline.base.system.user_command import make_override
 
     settings = [make_override(key, text) for key, text in keys.items() if text is not None]
+    if options.gpus is not None:
+        if options.gpus < 1:
+            parser.error(f"--gpus {options.gpus} must be at least 1")
+        parts = ",".join(f"{number}/{options.gpus}" for number in range(1, options.gpus + 1))
+        settings = ["-m", *settings, f"pack.part={parts}", "hydra/launcher=gpus"]
     return ["+experiment=pack", *overrides, *settings, *words[end:]]
 
 

@@ -125,17 +125,18 @@ def count_steps(path: Path) -> int:
 
 def read_last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
     """Read the lines in the last bytes of a file; the first line may be cut. None if the file cannot be read."""
-    return _read_end(path, num_bytes).splitlines()
+    return read_end(path, num_bytes).splitlines()
 
 
 def read_shown_lines(path: Path, num_bytes: int = 4096) -> Sequence[str]:
     """Return the last lines of an output as on a terminal: without blank lines, a progress bar in its last state."""
-    lines = _read_end(path, num_bytes).decode(errors="replace").split("\n")
+    lines = read_end(path, num_bytes).decode(errors="replace").split("\n")
     states = ([state for state in line.split("\r") if state.strip()] for line in lines)
     return [shown[-1].rstrip() for shown in states if shown]
 
 
-def _read_end(path: Path, num_bytes: int) -> bytes:
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """Return the last bytes of an output; none if it cannot be read."""
     with suppress(OSError), os.fdopen(regular_files.open_regular_file(path), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
         return file.read()

@@ -19,6 +19,19 @@ _MOST_BYTES = 1 << 16
 _BREAK = re.compile(rb"[\r\n]+")
 
 
+_LEAST_RATES = 3
+"""Rates of one unit that an output must have for a pattern to be suggested."""
+
+
+def suggest_pattern(output: str) -> str | None:
+    """Return a `workload.metric_pattern` for the rates in an output, such as `([0-9.]+)it/s`, if it has several."""
+    for pattern in _USUAL_PATTERNS:
+        units = [match[0][len(match[1]) :] for match in re.finditer(pattern, output)]
+        if units and units.count(units[-1]) >= _LEAST_RATES:
+            return f"([0-9.]+){units[-1]}"
+    return None
+
+
 class LiveRate:
     """A reader of a job's output, which reads each line once; lines beyond 64 KiB of one reading are left out."""
 

@@ -206,6 +206,9 @@ class PackConfig:
     number: int | None = option(
         "run exactly this many trials at a time, without comparing numbers; `null`: as many as gain", None, least=1
     )
+    part: str | None = option(
+        "run only every N-th trial, from the I-th one on; set by `collocate pack --gpus N`", None, values="`I/N`"
+    )
     check_pct: float = option(
         "share of the time, in per cent, for turns in which one trial runs alone, for comparison; 0: no turns",
         5.0,

@@ -376,7 +376,7 @@ def _make_pack(config: Config) -> PackSettings | None:
     pack = config.pack
     if pack.trials is None:
         return None
-    settings = PackSettings(most=pack.most, check_share=pack.check_pct / 100)
+    settings = PackSettings(most=pack.most, check_share=pack.check_pct / 100, part=pack.part or "")
     if pack.number is None:
         return settings
     return dataclasses.replace(settings, most=pack.number, first=pack.number, is_fixed=True)
@@ -443,7 +443,9 @@ def name_groups(groups: Sequence[Group]) -> list[Group]:
 def _name_pack(group: Group) -> Group:
     """Return a pack with a name that does not list its trials."""
     programs = "+".join(dict.fromkeys(job.workload.name for job in group.jobs))
-    short_name = f"pack-{group.scenario}-{len(group.jobs)}x-{programs[:_MOST_OF_NAME]}"
+    assert group.pack is not None
+    part = f"-{group.pack.part.replace('/', 'of')}" * bool(group.pack.part)
+    short_name = f"pack-{group.scenario}-{len(group.jobs)}x-{programs[:_MOST_OF_NAME]}{part}"
     return dataclasses.replace(group, name=f"{short_name}-{group.key[:6]}", short_name=short_name)
 
 

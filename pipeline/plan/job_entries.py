@@ -82,7 +82,18 @@ def _list_trials(config: Config, source: str) -> list[ScriptConfig]:
         if words not in trials:
             name = workload.name if source == BRACES else ""
             trials[words] = dataclasses.replace(workload, name=name, script=words[0], args=[*words[1:]])
-    return [trials[tuple(words)] for words in commands]
+    first, step = _parse_part(config.pack.part, len(commands))
+    return [trials[tuple(words)] for words in commands[first - 1 :: step]]
+
+
+def _parse_part(part: str | None, num_trials: int) -> tuple[int, int]:
+    """Return the number of the first trial of a part, and the number of parts."""
+    if part is None:
+        return 1, 1
+    first, _, number = part.partition("/")
+    if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number) <= num_trials):
+        raise ConfigError(f"pack.part={part} is no part of {num_trials} trials; write I/N, as in pack.part=1/2,2/2")
+    return int(first), int(number)
 
 
 def _parse_command(words: list[str], source: str) -> tuple[str, list[str]]:

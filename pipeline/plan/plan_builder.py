@@ -73,10 +73,14 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     named = name_groups(number_groups(ordered, blocks[1].values()))
     selected = shards.number_shards(select_groups(named, first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(selected, start=1))
-    if first.pack.trials is not None and len(numbered) > 1:
-        raise ConfigError(
-            f"pack.trials={first.pack.trials} is one group, not {len(numbered)}; remove sweeps, repeats and baseline"
-        )
+    if first.pack.trials is not None:
+        num_parts = len({config.pack.part for config in configs})
+        if len(numbered) != num_parts:
+            raise ConfigError(
+                f"pack.trials={first.pack.trials} is one group, not {len(numbered)}; remove sweeps, repeats and "
+                "baseline"
+            )
+        numbered = tuple(dataclasses.replace(group, shard=group.number) for group in numbered)
     if first.advise_minutes and not select_compared(numbered):
         raise ConfigError(
             "advise_minutes needs groups with a speed-up over one job alone, but every group is serial, has no "

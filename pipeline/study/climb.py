@@ -184,7 +184,8 @@ class Climb:
             tried = [place for place, key in enumerate(keys) if key in ran]
             for place in (place for place, key in enumerate(keys) if key in best):
                 below = max((other for other in tried if other < place), default=-1)
-                above = min((other for other in tried if other > place), default=place + 2)
+                step = 1 if len(ladder[place].jobs) < _LAST_BY_ONE else 2
+                above = min((other for other in tried if other > place), default=min(place + 2 * step, len(keys)))
                 for other in (below, above):
                     half = (other + place) // 2
                     is_valid = 0 <= half < len(keys) and keys[half] not in ran

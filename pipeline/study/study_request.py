@@ -37,8 +37,9 @@ from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduc
 # Keys that apply to the complete study; a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only", "pack"),
+    *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
     *("precision_goal_pct", "repeats_max", "advise_minutes", "memory", "on_failure", "on_end"),
+    *("pack.trials", "pack.most", "pack.number", "pack.check_pct"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate", "gpu.idle_power_s", "gpu.waiting_power_s"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections import Counter, deque
@@ -15,14 +16,16 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import RunningGroup, ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
 from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import entry_points, host_info, interrupts, words
-from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.clean.journal import Journal
+from pipeline.launch import events
 from pipeline.launch.window_length import SLICES_S
-from pipeline.observe import endings, phases
+from pipeline.observe import endings, live_rate, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import MemoryForecast, Progress
@@ -47,6 +50,7 @@ _BUSY_SHARE = 0.25
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 """Time to send the remaining results after a signal; a scheduler sends SIGKILL half a minute after its first signal."""
 
+_READ_BYTES = 1 << 16
 _SIGNAL_EARLY_S = 90.0
 
 
@@ -63,6 +67,8 @@ class StudyRun:
         self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
         self.is_pack = self.config.pack.trials is not None
+        if self.is_pack and len(plan.groups) > 1:
+            raise ConfigError("the parts of a pack run on several GPUs; add hydra/launcher=gpus, or remove pack.part")
         self.ended_trials: list[JobResult] = []  # trials of a pack that earlier starts ended
         self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
@@ -270,11 +276,25 @@ class StudyRun:
                     row = next(rows)
                     view.done(row)
                     self._add_rows([row])
+                    if self.climb is not None and len(self.rows) == 1:
+                        self._suggest_pattern(row)
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(
                             f"on_failure=stop: {group.display_name}: {row.result}; the remaining groups are not started"
                         )
                         return
+
+    def _suggest_pattern(self, row: GroupResult) -> None:
+        """Say how the rates that a script prints are measured, if its whole run is."""
+        folder = self.spool.locate_job(row, 0)
+        if row.group.window.kind is not WindowKind.WORK or not isinstance(folder, Path):
+            return
+        for name in (layout.STDOUT, layout.STDERR):
+            output = events.read_end(folder / name, _READ_BYTES).decode(errors="replace")
+            if (pattern := live_rate.suggest_pattern(output)) is not None:
+                setting = shlex.quote(f'workload.metric_pattern="{pattern}"')
+                words.say(f"note: {row.group.jobs[0].workload.name} prints its speed; without start-up: add {setting}")
+                return
 
     def _list_slice_lengths(self) -> dict[str, float]:
         """Return the length of slices that earlier starts of this study chose, by the key of the group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -153,3 +154,24 @@ def test_a_file_of_commands_is_a_pack(run, client, tmp_path, log):
     status, _, err = run("+experiment=pack", "pack.trials=trials.txt", "pack.most=2")
     assert status == 0, err
     assert count(log)["end 1"] == 1 and count(log)["end 2"] == 2
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_pack_run_on_two_gpus_and_go_on_after_ctrl_c(program, start, log):
+    program.last[1] = "gpu=simulated_h100_80gb"
+    gpus = ["-m", "gpu.count=2", "gpu.machine=machine.json", "hydra/launcher=gpus", "pack.part=1/2,2/2"]
+    words = pack(log, "--seconds", "1.5", num=9, options=gpus)
+    process = start(*words)
+    deadline = time.monotonic() + 120
+    while not any(event.startswith("end") for event in count(log)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    num_ended = sum(event.startswith("end") for event in count(log))
+    process = start(*words[:1], "resume=true", *words[1:])
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert all(count(log)[f"end {x}"] == 1 for x in range(1, 10)) and 0 < num_ended < 9
+    ended = [int(number) for number in re.findall(r"resume: (\d+) of \d trials have ended", err)]
+    assert sum(ended) == num_ended and "GPU 0 shard" in err and "GPU 1 shard" in err

@@ -346,12 +346,14 @@ class PackSettings:
         check_share: share of the time in which one trial runs alone, for comparison.
         first: number of trials with which it begins.
         is_fixed: whether this number stays, without comparing it with others.
+        part: `1/2` for the first of two parts, each of which runs on a GPU of its own; empty for all trials.
     """
 
     most: int
     check_share: float
     first: int = 1
     is_fixed: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

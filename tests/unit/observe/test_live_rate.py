@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.base.domain.records import Job
 from pipeline.base.domain.workload import RateSource
-from pipeline.observe.live_rate import LiveRate
+from pipeline.observe.live_rate import LiveRate, suggest_pattern
 from tests.support.rows import state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
@@ -67,3 +67,17 @@ def test_the_users_pattern_is_read_alone(make_reader):
     reader, write = make_reader(r"throughput ([0-9.]+) samples/s")
     write("99 it/s\nthroughput 5 samples/s\nthroughput 7 samples/s\n")
     assert reader.read() == 6
+
+
+@pytest.mark.parametrize(
+    ("output", "pattern"),
+    [
+        ("epoch 1 loss 2.1 (1805.2 samples/s)\n" * 3, "([0-9.]+) samples/s"),
+        ("\r 1/9 [00:00<00:07, 41.2it/s]" * 4, "([0-9.]+)it/s"),
+        ("12 kB/s\n" + "1.5k tok/s\n" * 3, "([0-9.]+)k tok/s"),
+        ("Performance: 35.4 ns/day, 409.6 timesteps/s\n", None),
+        ("no rate\n", None),
+    ],
+)
+def test_a_pattern_is_suggested_for_rates_that_come_again(output, pattern):
+    assert suggest_pattern(output) == pattern

@@ -59,6 +59,16 @@ def test_the_lines_of_trials_leave_out_what_all_share(make_plan):
     assert "4 trials, at most 4 at a time: --lr 0.1 a ... --lr 0.2 b" in plan.notes
 
 
+def test_the_parts_of_a_pack_are_groups_of_a_shard_each(make_plan):
+    words = [["+experiment=pack", f"pack.part={part}", *TRIALS] for part in ("1/2", "2/2")]
+    groups = make_plan(*map(user_command.make_overrides, words)).groups
+    first, second = sorted(groups, key=lambda group: group.pack.part)
+    assert arguments(first) == ["--lr 0.1 --seed 1", "--lr 0.1 --seed 3", "--lr 0.01 --seed 2"]
+    assert arguments(second) == ["--lr 0.1 --seed 2", "--lr 0.01 --seed 1", "--lr 0.01 --seed 3"]
+    assert {first.shard, second.shard} == {1, 2}
+    assert (first.short_name, second.short_name) == ("pack-naive-3x-train-1of2", "pack-naive-3x-train-2of2")
+
+
 def test_mps_limits_the_trials_at_a_time_and_not_their_number(plan_pack):
     words = ["--", "train.py", "--seed", "{1..100}"]
     assert len(plan_pack("scenario=mps", *words, device=GPU).jobs) == 100
@@ -83,6 +93,8 @@ def test_a_file_names_the_trials(plan_pack, scripts):
         (["degree=2", *TRIALS], "remove mix, degree"),
         (["pack.trials=none.txt"], r"pack\.trials=none\.txt cannot be read: No such file or directory; check the path"),
         (["repeats=2", *TRIALS], r"pack\.trials=braces is one group, not 2; remove sweeps, repeats and baseline"),
+        (["pack.part=3/2", *TRIALS], r"pack\.part=3/2 is no part of 6 trials; write I/N"),
+        (["pack.part=a", *TRIALS], r"pack\.part=a is no part of 6 trials; write I/N"),
         (["pack.most=0", *TRIALS], r"pack\.most=0 must be at least 1"),
     ],
 )
