@@ -41,6 +41,8 @@ FIGURE_fractions_h100 = fractions-infer-bert-base
 FIGURE_loads_h100 = against-rate-per-s-infer-bert-base
 FIGURE_sensitivity_pairs_h100 = sensitivity-resnet50-imagenet64-bs128-cuda-graph-data-on-the-gpu
 FIGURE_sensitivity_ten_h200 = mixes-total-time
+FIGURE_pack_h200 = over-time
+FIGURE_service_beside_h200 = beside-inference
 # The study whose report has the picture of a page, if not that with the name of the page.
 PICTURED_one_process_h100 = one_process_h100_b
 copy_picture = cp build/reports/$(or $(PICTURED_$(1)),$(1))/figures/$(or $(FIGURE_$(1)),gain).svg $(2)/$(1).svg &&

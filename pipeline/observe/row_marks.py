@@ -41,6 +41,9 @@ MIN_STEPS, MIN_VALUES, MIN_LOGGED_S = 20, 5, 5.0
 MOST_PAUSED_RATIO = 0.02
 
 
+_ONLY_TOTALS = "the trials of a pack run at different times, so only its total time is compared"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Measured jobs that ran at the same time, with the one window or the several slices of their measurement."""
@@ -77,7 +80,7 @@ def find_marks(
 ) -> Marks:
     """Find the marks of a group; `jobs` includes co-runners, and `log_of` all jobs of the launch, by index."""
     if group.pack is not None:
-        return Marks(invalid="the trials of a pack run at different times")
+        return Marks(note=_ONLY_TOTALS)
     notes, invalid = list[str](), list(_find_work_while_held(observation, log_of))
     for batch in batches:
         notes += _find_doubts(group, batch)

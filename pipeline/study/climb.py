@@ -95,10 +95,10 @@ class Climb:
         keys = {member.key for member in ladder}
         tried = [(len(row.group.jobs), row.metrics.get(SPEEDUP, 0.0)) for row in rows if row.group.key in keys]
         number, speed = max(tried, default=(1, 1.0))
-        others = [
+        speeds = [
             row.metrics.get(SPEEDUP, 0.0) for row in rows if row.group.key not in keys and len(row.jobs) == number
         ]
-        if speed < _FAR_BEHIND * max(others, default=0.0):
+        if speed < _FAR_BEHIND * max(speeds, default=0.0):
             return True
         least_kept, step = (_KEPT_OF_FEW, 1) if number < _LAST_BY_ONE else (_KEPT_OF_MANY, 2)
         most = 2 * number if number > 1 and speed > least_kept * number else number + step

@@ -364,7 +364,11 @@ def _make_case(row: Row) -> Case:
 
 
 def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
-    label = labels.label_jobs(jobs)
+    if row.is_pack:
+        names = dict.fromkeys(job.workload.partition(" ")[0] for job in jobs)
+        label = f"{len(jobs)} trials of {' and '.join(names)}"
+    else:
+        label = labels.label_jobs(jobs)
     return f"{label} [{row.setting}]" if row.setting else label
 
 

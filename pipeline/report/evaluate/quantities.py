@@ -151,7 +151,9 @@ def merge_steady_windows(settings: _Settings, window: WindowKind) -> _Settings:
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Return every known quantity of a row, by the names of `evaluate.metrics`."""
+    """Return every known quantity of a row, by the names of `evaluate.metrics`; of a pack, only its total time."""
+    if row.is_pack:
+        return {TOTAL_TIME: row.metrics[TOTAL_TIME]} if TOTAL_TIME in row.metrics else {}
     row_figures = {
         name: row.metrics[name]
         for name in (*_list_recorded(), *find_work_metrics(row), *find_sampled_metrics(row))

@@ -17,7 +17,7 @@ from pipeline.base.domain.service_figures import OBJECTIVE
 from pipeline.base.domain.sharing_modes import PARTITION, PROFILE, SERIAL, SharingMode
 from pipeline.base.domain.window import DIAL, SETTLE_S, TURN_S, Place, WindowKind, parse_turns
 from pipeline.base.system.errors import TrackingError
-from pipeline.record.group_record import GroupRecord
+from pipeline.record.group_record import PACK, GroupRecord
 from pipeline.report.read.labels import JobLabel
 
 
@@ -178,6 +178,11 @@ class Row:
     def beside(self) -> str:
         """The number of other GPUs of the host that worked at the same time; empty if none did."""
         return dict(self.settings).get(OTHER_GPUS, "")
+
+    @property
+    def is_pack(self) -> bool:
+        """True if the jobs are trials that come and go."""
+        return PACK in self.params
 
     @property
     def is_mix(self) -> bool:
