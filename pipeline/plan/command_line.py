@@ -130,7 +130,10 @@ def explain(error: Exception) -> str:
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if "Config group override must be a string or a list" in text:
         help_command = entry_points.spell("run", "--help")
-        return f"a group needs the name of one choice, such as gpu=cpu; {help_command} lists all choices"
+        return (
+            "a group needs the name of one choice, such as gpu=cpu, and a GPU by its number is gpu.device=0; "
+            f"{help_command} lists all choices"
+        )
     if present := _IS_PRESENT.match(text):
         return f"{present[1]} already exists; write {present[1]}=VALUE without the plus"
     if folder := _NO_FOLDER.match(text):

@@ -40,6 +40,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # it delays the body of an answer by 40 ms
     server: _Server
 
+    def do_GET(self) -> None:
+        """List the models, for clients that ask before they send requests."""
+        self._send_whole("application/json", b'{"object": "list", "data": [{"id": "made-up", "object": "model"}]}')
+
     def do_POST(self) -> None:
         begun_s = time.monotonic()
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -67,8 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         words = [] if model == "mute" else ["a"] * tokens
         events = [{"role": "assistant", "content": ""}, *({"content": word} for word in words)]
-        parts = [{"choices": [{"delta": event} if is_chat else {"text": event["content"]}]} for event in events]
-        lines = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in (*parts, {"choices": [], **counted})]
+        choices = [[{"index": 0} | ({"delta": event} if is_chat else {"text": event["content"]})] for event in events]
+        kind = "chat.completion.chunk" if is_chat else "text_completion"
+        parts = [{"object": kind, "choices": choice} for choice in choices]
+        parts.append({"object": kind, "choices": [], **counted})
+        lines = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts]
         lines.append(b"data: [DONE]\n\n")
         due_s = [begun_s + self.server.first_s + self.server.further_s * place for place in range(len(words))]
         if model == "whole":
