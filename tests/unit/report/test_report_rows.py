@@ -13,6 +13,7 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.window import WindowKind
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record.group_record import GroupRecord
@@ -557,3 +558,10 @@ def test_a_row_of_an_ended_study_has_its_co_runners_apart() -> None:
     (read_row,) = make_study_of_results("test", [ended]).rows
     assert [[job.label for job in jobs] for jobs in (read_row.jobs, read_row.co_runner_jobs)] == [["a"], ["b"]]
     assert (read_row.key, read_row.run_id, read_row.result) == (pair.key, pair.digest, Result.OK)
+
+
+def test_a_pack_has_a_short_label_and_only_its_total_time():
+    study = rows.read([PROJECT_DIR / "docs/results/pack_timm_h200.tar.xz"], "pack_timm")
+    (cell,) = make_cells(study)
+    assert cell.case.label == "8 trials of timm_train" and set(cell.values) == {"makespan_s"}
+    assert "run at different times" in cell.marks
