@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 _STARTED_S = time.monotonic()
 _START_S = 1.0
@@ -73,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         events = [{"role": "assistant", "content": ""}, *({"content": word} for word in words)]
         choices = [[{"index": 0} | ({"delta": event} if is_chat else {"text": event["content"]})] for event in events]
         kind = "chat.completion.chunk" if is_chat else "text_completion"
-        parts = [{"object": kind, "choices": choice} for choice in choices]
+        parts: list[dict[str, Any]] = [{"object": kind, "choices": choice} for choice in choices]
         parts.append({"object": kind, "choices": [], **counted})
         lines = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts]
         lines.append(b"data: [DONE]\n\n")
