@@ -175,9 +175,10 @@ class Climb:
         return below[-1].result is Result.OK and speeds[-1] > (1 + _LEAST_RISE) * max(speeds[:-1], default=1.0)
 
     def _list_next_rungs(self, best: set[str], ran: set[str], speeds: Mapping[str, float]) -> Iterator[str]:
-        """Yield the groups with untried numbers of jobs half-way between the best of each mode and the next tried ones.
+        """Yield the groups with numbers of jobs half-way between the best of each mode and the next tried.
 
-        A number between two others that are nearly as fast as the best one gains nothing.
+        A number between two others gains nothing if they are nearly as fast as the best one, or if more copies at the
+        speed of each of the fewer ones would still be slower than the best number.
         """
         for ladder in self._ladders:
             keys = [group.key for group in ladder]
@@ -190,7 +191,11 @@ class Climb:
                     half = (other + place) // 2
                     is_valid = 0 <= half < len(keys) and keys[half] not in ran
                     is_known = 0 <= other < len(keys) and keys[other] in speeds
-                    is_flat = is_known and speeds[keys[other]] > _NEARLY * speeds.get(keys[place], 0.0)
+                    best_speed = speeds.get(keys[place], 0.0)
+                    is_flat = is_known and speeds[keys[other]] > _NEARLY * best_speed
+                    if is_known and other < place:  # more copies do not run faster each
+                        of_one = speeds[keys[other]] / len(ladder[other].jobs)
+                        is_flat |= of_one * len(ladder[place - 1].jobs) < best_speed
                     if is_valid and not is_flat:
                         yield keys[half]
 

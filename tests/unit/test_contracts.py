@@ -104,6 +104,14 @@ def test_the_contracts_hold(tree: Path) -> None:
     assert list_broken_contracts(tree) == []
 
 
+def test_no_committed_link_leads_out_of_the_project() -> None:
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=PROJECT_DIR, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this copy is no clone")
+    links = [line.partition("\t")[2] for line in listed.stdout.splitlines() if line.startswith("120000 ")]
+    assert not [link for link in links if PROJECT_DIR not in (PROJECT_DIR / link).resolve().parents]
+
+
 def test_the_unit_tests_have_the_folders_of_the_code() -> None:
     root = PROJECT_DIR / "tests/unit"
     folders = [path.relative_to(root) for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__"]
