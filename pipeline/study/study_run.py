@@ -293,7 +293,8 @@ class StudyRun:
             output = events.read_end(folder / name, _READ_BYTES).decode(errors="replace")
             if (pattern := live_rate.suggest_pattern(output)) is not None:
                 setting = shlex.quote(f'workload.metric_pattern="{pattern}"')
-                words.say(f"note: {row.group.jobs[0].workload.name} prints its speed; without start-up: add {setting}")
+                script = row.group.jobs[0].workload.name
+                words.say(f"note: {script} prints its speed; to measure it without start-up, add {setting}")
                 return
 
     def _list_slice_lengths(self) -> dict[str, float]:
