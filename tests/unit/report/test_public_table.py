@@ -184,6 +184,14 @@ def test_the_published_bundle_is_accepted_and_has_its_figures(published):
     assert published.date == "2026-11-29" and published.torch.startswith("2.11")
 
 
+@pytest.mark.parametrize("folder", entries.list_folders(PROJECT_DIR), ids=lambda folder: folder.name)
+def test_an_entry_of_the_project_has_the_digest_of_its_bundle(folder, published):
+    # A study that is measured again replaces its bundle; `make community`, which evaluates all, takes most of a minute.
+    bundle = yaml.safe_load((folder / "entry.yaml").read_text())["bundle"]
+    expected = entries.choose_folder(published, PROJECT_DIR / bundle).name.rpartition("-")[2]
+    assert folder.name.endswith(f"-{expected}")
+
+
 def test_bytes_that_are_no_bundle_are_refused(tmp_path):
     zeros = tmp_path / "study.tar.xz"
     with tarfile.open(zeros, "w:xz") as archive:
