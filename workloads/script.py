@@ -6,10 +6,10 @@ same output, working directory and environment, but without a connection to the 
 the script's start, immediately after the common start of the group, to its exit. This process exits with the script's
 status.
 
-When the orchestrator sends stop, the script gets SIGTERM. Signals that request this process to end, such as SIGTERM and
-SIGUSR1, are forwarded to the script, so the script gets a signal to the process group twice. Orphans of the script
-become children of this process, whatever their session. Processes that outlive the script by five seconds are killed,
-and the job fails.
+When the orchestrator sends stop, the script gets SIGTERM, and SIGKILL after five seconds; the job then succeeds,
+whatever the script's status. Signals that request this process to end, such as SIGTERM and SIGUSR1, are forwarded to
+the script, so the script gets a signal to the process group twice. Orphans of the script become children of this
+process, whatever their session. Processes that outlive the script by five seconds are killed, and the job fails.
 
 This module uses only the standard library of Python 3.8 or newer, and imports little (no `argparse`), so that this
 process needs few resources next to the script. It uses `posix_spawn`, which sets the signal mask and avoids a fork of a
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 _HELPERS_END_S = 5.0  # time for helper processes, which may send the last data of a run to a tracking service
 _TERM_S = 0.5
+_STOP_S = 5.0  # time in which a script ends after SIGTERM
 _SHOWN_BYTES = 200
 _CANNOT_START = 126  # exit status of a shell in this case
 _OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
@@ -72,7 +73,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
     Raises:
         FileNotFoundError: the script does not exist; raised before the job is ready.
-        ScriptError: the script cannot be started, or exited with a status other than 0.
+        ScriptError: the script cannot be started, or exited with a status other than 0 before it was stopped.
         LeftRunningError: the script exited with status 0, but left processes running.
     """
     script, command = argv[0], _command(argv)
@@ -81,11 +82,14 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     job.phase("train")
     pid = _start(command)
     job.process(pid)
-    threading.Thread(target=_end_on_stop, args=(job,), name="script-stop", daemon=True).start()
+    threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
     with _watch_output(job):
         end = _wait_for_end(pid)
         job.process_ended(end.si_status)
+    was_stopped = job.stopping
     survivors = _end_survivors()
+    if was_stopped:
+        return
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
     if end.si_status != 0:
@@ -140,9 +144,12 @@ def _cannot_start(program: str, error: OSError) -> ScriptError:
     return ScriptError(message, _CANNOT_START)
 
 
-def _end_on_stop(job: client.NullJob) -> None:
+def _end_on_stop(job: client.NullJob, pid: int) -> None:
     if job.wait_stop():
         os.kill(os.getpid(), signal.SIGTERM)  # forwarded to the script
+        time.sleep(_STOP_S)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # the script has not ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def _wait_for_end(pid: int) -> os.waitid_result:

@@ -38,6 +38,7 @@ from pipeline.launch.warm_start import Starter
 _START_DELAY_NS = 50_000_000
 _TERM_GRACE_S = 5.0
 _LOOK_S = 0.05  # interval at which the progress of co-runners is checked
+_READ_S = 0.25  # interval at which the output of programs that end by themselves is read
 _UNKNOWN_STATUS = 255
 
 
@@ -214,9 +215,10 @@ class JobGroup:
         """Let the jobs wait at the barrier; return whether none has left. If not, their states say why."""
         return self.wait_until(_compute_deadline(seconds))
 
-    def measure(self, window: Window) -> None:
+    def measure(self, window: Window, is_over: Callable[[], bool] | None = None) -> None:
         """Release the jobs at one instant, wait for the window to pass, and wait for the jobs to end.
 
+        Jobs that end by themselves are stopped as soon as `is_over` returns true, which is called a few times a second.
         Co-runners are released before the measured jobs, and are stopped after the measured jobs have ended.
 
         Returns when all jobs have ended, or, without `go_on`, as soon as one has failed; leaving the context then ends
@@ -232,8 +234,8 @@ class JobGroup:
             if seconds is None or not self.wait_until(start_ns + int((window.begin_s + seconds) * 1e9)):
                 return
             self.stop(measured)
-        else:
-            self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
+        elif self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s", is_over):
+            self.stop(measured)
         self._notice_early(co_runners)
         if co_runners and not self.went_wrong:
             self.stop(co_runners)
@@ -320,18 +322,28 @@ class JobGroup:
             states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s after the request to stop"
         )
 
-    def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
+    def _wait_end(
+        self, states: Sequence[JobState], limit_s: float, limit: str, is_over: Callable[[], bool] | None = None
+    ) -> bool:
+        """Wait until jobs have ended, or until `is_over`, while none goes wrong; return whether it is over."""
         waited_for = {state.job.index for state in states}
         running = [state for state in self.states if state.job.index not in waited_for and not state.has_left]
 
-        def is_over() -> bool:
+        def have_ended() -> bool:
             has_ended = all(state.has_ended for state in states if state.pid is not None)
             return has_ended or any(other.has_left for other in running) or (self.went_wrong and not self._goes_on)
 
-        if not self._channel.pump(is_over, _compute_deadline(limit_s)):
+        deadline_ns = _compute_deadline(limit_s)
+        while is_over is not None and time.monotonic_ns() < deadline_ns:
+            if self._channel.pump(have_ended, _compute_deadline(_READ_S)):
+                return False
+            if is_over():
+                return True
+        if not self._channel.pump(have_ended, deadline_ns):
             for state in states:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")
+        return False
 
     def _notice_early(self, states: Sequence[JobState], reason: str = "ended before the request to stop") -> None:
         for state in states:
@@ -402,7 +414,7 @@ class JobGroup:
         shown_argv = secrets.mask_words(argv)  # masked, because the file becomes an artifact
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
         spec |= {"block": self._block, "arrivals": f"{job.workload.program_digest}-{job.arrivals}"}
-        spec["watches_output"] = job.workload.rate.pattern is not None
+        spec["watches_output"] = job.workload.rate.is_printed
         spec |= {"copy": job.arrivals, **self._count_copies(start), "client_cpus": list_client_cpus(self._pin_cpus)}
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         environ = self._make_environ(state, slot, start.starter.interpreter)

@@ -182,7 +182,7 @@ class JobState:
 
     @property
     def bytes_to_read(self) -> int:
-        is_output_read = self.job.workload.rate.pattern is not None
+        is_output_read = self.job.workload.rate.is_printed
         num_bytes = 0
         for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):
             with suppress(OSError):

@@ -172,7 +172,8 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
             num_values = throughput.count_values(logged.points, window)
             if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
                 values = format_count(num_values, "value")
-                yield f"job {state.job.name} logged only {values} in {measure_seconds(window):.3g} s; train longer"
+                remedy = "raise window.logged_s" if group.window.stops_scripts else "train longer"
+                yield f"job {state.job.name} logged only {values} in {measure_seconds(window):.3g} s; {remedy}"
         elif group.window.kind.is_steady and len(log.steps.t_ns):
             t_ns = log.steps.t_ns
             num_steps = sum(bisect_right(t_ns, end) - bisect_right(t_ns, begin) for begin, end in batch.windows)

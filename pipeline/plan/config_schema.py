@@ -163,6 +163,13 @@ class WindowConfig:
     )
     slice_settle_s: float = option("time at the begin of each slice that is not measured", 0.1, least=0, most=MAX_S)
     epochs: int = option("epochs of each job in a `work` window", 5, least=1)
+    logged_s: float | None = option(
+        "time after which scripts that all print their rate are stopped; `null`: they end by themselves; 8 for "
+        "`advise`",
+        None,
+        above=0,
+        most=MAX_S,
+    )
 
 
 @dataclass

@@ -32,7 +32,7 @@ from pipeline.base.domain.records import (
 )
 from pipeline.base.domain.trial_words import find_shared_words, spell_arguments
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import Workload, refuse_unknown_placeholders
+from pipeline.base.domain.workload import RateSource, Workload, refuse_unknown_placeholders
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
@@ -40,6 +40,7 @@ from pipeline.plan import job_entries
 from pipeline.plan.config_schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.inventory import Inventory, choose_environment
 from pipeline.plan.option_loader import find_root
+from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
@@ -140,7 +141,12 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
         for job in group.measured:
             by_end[job.workload.ends_by_itself][job.workload.name] = None
         names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
-        if group.window.kind is WindowKind.LOGGED:
+        if any(job.workload.rate.is_sought for job in group.jobs):
+            yield (
+                f"{names}: its whole run is measured, or, if that takes long, the speed that it prints, for "
+                f"{group.window.seconds:g} s; then all copies are stopped (window=work: always the whole run)"
+            )
+        elif group.window.kind is WindowKind.LOGGED:
             yield f"{names}: measured while all jobs log their rates"
         else:
             epochs = f"; {stoppable}: window.epochs" if stoppable else ""
@@ -188,7 +194,11 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
             "workload.metric_pattern=EXPRESSION, or window=work"
         )
     if any(w.ends_by_itself for w in workloads):
-        return Window(kind=WindowKind.LOGGED if all_log and window.kind is not WindowKind.WORK else WindowKind.WORK)
+        is_sought = _is_rate_sought(config, workloads)
+        if window.kind is WindowKind.WORK or not (all_log or is_sought):
+            return Window(kind=WindowKind.WORK)
+        is_printed = is_sought or all(w.rate_source().is_printed for w in workloads)
+        return Window(kind=WindowKind.LOGGED, seconds=(configured.logged_s or 0.0) if is_printed else 0.0)
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
     if window.kind is WindowKind.INTERLEAVED and not _explain_separate(config, workloads):
@@ -199,6 +209,12 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
             slice_s=configured.slice_s or 0.0,
         )
     return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
+
+
+def _is_rate_sought(config: Config, workloads: Sequence[WorkloadConfig]) -> bool:
+    """Return whether the first run of a script decides how the script is measured: a search of one script."""
+    is_search = config.advise_minutes is not None and config.mix is None
+    return is_search and all(isinstance(w, ScriptConfig) and w.rate_source() == RateSource() for w in workloads)
 
 
 def _fit_window(window: Window, workloads: Sequence[WorkloadConfig]) -> Window:
@@ -256,6 +272,7 @@ def _make_workload(
         environ,
     )
     runner = [str(inventory.scripts[workload.runner].path)] if workload.runner else []
+    rate = workload.rate_source()
     return Workload(
         name=workload.name,
         # The user's file; a program such as torchrun only starts it.
@@ -273,7 +290,7 @@ def _make_workload(
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
-        rate=workload.rate_source(),
+        rate=RateSource(is_sought=True) if window.kind is WindowKind.LOGGED and not rate.is_logged else rate,
         work_unit=workload.work_unit,
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),

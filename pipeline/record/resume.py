@@ -11,10 +11,11 @@ from pipeline.base.domain.records import Device, Group, Plan, Result
 from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
+from pipeline.observe import live_rate
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.group_record import GroupRecord
 
-_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.SLICES)
+_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.RATE_PATTERN, Tag.SLICES)
 
 
 def select_remaining(
@@ -130,6 +131,7 @@ def _make_row(group: Group, stored: GroupRecord) -> GroupResult:
     rates = json.loads(stored.notes.get("rates", "{}"))
     tags = {tag: text for name, text in stored.notes.items() if (tag := fact_tag(name)) in _TAGS_OF_A_ROW}
     marks = {Tag.INVALID: stored.invalid, Tag.FLAG: stored.note}
+    group = live_rate.apply_patterns(group, live_rate.read_tags(group, tags))
     return GroupResult(
         group=group,
         result=stored.result,

@@ -312,6 +312,8 @@ def _make_params(group: Group) -> dict[str, str]:
 
 def _make_window_params(window: Window) -> dict[str, str]:
     params = {"window": window.kind.value}
+    if window.stops_scripts:
+        params |= {"window_seconds": f"{window.seconds:g}"}
     if window.kind.is_steady:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
     if window.most_s:

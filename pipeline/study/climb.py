@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count, format_duration, group_by, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.record import invocation
@@ -71,7 +72,7 @@ class Climb:
         """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
         if rows and self._is_first:
             self._is_first = False
-            if not launch[0].window.kind.is_steady:  # a run of a job that pauses is as long as its window
+            if rows[0].group.window.kind is WindowKind.WORK:
                 self._warn_of_long_runs()
         if self.remaining_s > 0 and launch[0].block != self._block:
             self._begin_block(launch[0].block, rows)
@@ -107,6 +108,11 @@ class Climb:
     def _find_ladder(self, group: Group) -> Sequence[Group]:
         """Return the groups with each number of jobs in the mode of a group."""
         return next(ladder for ladder in self._ladders if any(member.key == group.key for member in ladder))
+
+    @property
+    def whole_run_s(self) -> float:
+        """The longest run of the job alone of which the minutes allow enough."""
+        return 60 * self.minutes / _GROUPS_OF_A_SEARCH
 
     @property
     def remaining_s(self) -> float:
@@ -147,12 +153,12 @@ class Climb:
 
     def _warn_of_long_runs(self) -> None:
         group_s = self._clock() - self._begin_s
-        if group_s * _GROUPS_OF_A_SEARCH > 60 * self.minutes:
+        if group_s > self.whole_run_s:
             num_groups = 60 * self.minutes / group_s
             say(
                 f"note: the job alone took {format_duration(group_s)}, so {self.minutes:g} min are about "
                 f"{num_groups:.0f} groups, which may not decide; shorten its run to about "
-                f"{60 * self.minutes / _GROUPS_OF_A_SEARCH:.0f} s (fewer steps), or add minutes"
+                f"{self.whole_run_s:.0f} s (fewer steps), or add minutes"
             )
 
     def _begin_block(self, block: int, rows: Sequence[GroupResult]) -> None:
@@ -208,6 +214,11 @@ class Climb:
         is_gpu = device.is_gpu
         if failed := next(filter(_fails_alone, rows), None):
             yield f"No answer: the job fails alone; {failed.reason}"
+            if failed.result is Result.TIMEOUT:
+                yield (
+                    "It printed no speed that could be measured instead; shorten its run (fewer steps), or let it "
+                    "print lines such as 512.3 samples/s."
+                )
             return
         if (recommendation := self.recommendation) is None:
             yield f"No answer: no group of several jobs has a valid speed-up; {_explain(rows)}"

@@ -16,7 +16,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import endings
+from pipeline.observe import endings, live_rate
 from pipeline.observe.group_result import GroupResult
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import NvmlError
@@ -66,7 +66,7 @@ def _record(row: GroupResult, slots: Sequence[Slot], resources: StudyResources) 
 def _run(launch: Sequence[Group], resources: StudyResources) -> tuple[GroupResult, list[GroupResult], Sequence[Slot]]:
     """Run the first group of a launch; return its row, the rows of the others if it measured them, and its slots."""
     interrupts.check()
-    group = _refresh_device(launch[0], resources)
+    group = live_rate.apply_patterns(_refresh_device(launch[0], resources), resources.patterns)
     with resources.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
@@ -79,6 +79,7 @@ def _run(launch: Sequence[Group], resources: StudyResources) -> tuple[GroupResul
             try:
                 with interrupts.allow():
                     execution.run()
+                    execution.tags |= live_rate.make_tags(launch[0], resources.patterns)
                     row = execution.judge()  # takes long if the jobs wrote much output
                     hosted = execution.judge_others(row)  # before the sender moves the files of the jobs
             except Interrupted as error:

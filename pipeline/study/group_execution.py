@@ -39,7 +39,7 @@ from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import changed_files, endings, group_row, phases
+from pipeline.observe import changed_files, endings, group_row, live_rate, phases
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.group_result import GroupResult, Observation
@@ -80,6 +80,8 @@ class StudyResources:
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
         working_folder: working directory of the study and of its jobs, which they may remove.
         slices_s: length of the slices of each launch that ran, by the key of its first group.
+        patterns: patterns of the rates that were sought, as far as found.
+        whole_run_s: time in which a program whose rate is sought may end, to be measured as a whole.
         warned: warnings that were printed and apply to every group.
     """
 
@@ -94,6 +96,8 @@ class StudyResources:
     working_folder: Path = field(default_factory=Path.cwd)
     idle_power: IdlePower = field(default_factory=IdlePower)
     slices_s: dict[str, float] = field(default_factory=dict)
+    patterns: dict[str, str | None] = field(default_factory=dict)
+    whole_run_s: float = 0.0
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
@@ -369,6 +373,9 @@ class GroupExecution:
 
     def _measure_window(self, running: JobGroup) -> None:
         group = self.group
+        if group.window.stops_scripts:
+            self._measure_printed(running)
+            return
         if group.window.kind is not WindowKind.INTERLEAVED:
             running.measure(group.window)
             return
@@ -381,6 +388,20 @@ class GroupExecution:
         self.slices, self.jobs_at_first_steps = interleaving.slices, interleaving.jobs_at_first_steps
         interleaving.measure()
         self.resources.slices_s[group.key] = interleaving.window.slice_s
+
+    def _measure_printed(self, running: JobGroup) -> None:
+        """Stop the jobs when they have printed rates for long enough; then these are their rates from now on."""
+        seconds, whole_run_s = self.group.window.seconds, self.resources.whole_run_s
+        printed = live_rate.PrintedRates(running.states, seconds, whole_run_s=whole_run_s)
+        running.measure(self.group.window, printed.is_over)
+        for state in running.states:
+            digest, was_stopped = state.job.workload.digest, state.ended.told_ns is not None
+            if state.job.workload.rate.is_sought and (was_stopped or state.ended_well):
+                self.resources.patterns[digest] = printed.patterns[digest] if was_stopped else None
+        self.group = live_rate.apply_patterns(self.group, self.resources.patterns)
+        jobs = {job.index: job for job in self.group.jobs}
+        for state in running.states:
+            state.job = jobs[state.job.index]
 
     def _refuse_missing_files(self, jobs: Sequence[Job]) -> None:
         """Raise `LaunchError` if the working directory or a script was removed; enter a directory made anew."""

@@ -16,14 +16,12 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import RunningGroup, ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
 from pipeline.base.domain.tags import Tag
-from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.clean.journal import Journal
-from pipeline.launch import events
 from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import endings, live_rate, phases
 from pipeline.observe.baseline_comparison import Comparison
@@ -50,7 +48,8 @@ _BUSY_SHARE = 0.25
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 """Time to send the remaining results after a signal; a scheduler sends SIGKILL half a minute after its first signal."""
 
-_READ_BYTES = 1 << 16
+_PART_ALONE = 0.5
+"""Part of the minutes of a search that the program may run alone for the first time."""
 _SIGNAL_EARLY_S = 90.0
 
 
@@ -250,6 +249,8 @@ class StudyRun:
                 own_files=self._list_own_files(),
                 working_folder=self.folder,
                 slices_s=self._list_slice_lengths(),
+                whole_run_s=0.0 if self.climb is None else self.climb.whole_run_s,
+                patterns={k: v for row in self.rows for k, v in live_rate.read_tags(row.group, row.tags).items()},
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             launches = deque(plan_builder.split_by_launch(groups))
@@ -270,37 +271,31 @@ class StudyRun:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
                 self.request.has_started = True
-                rows = executor.run([self._skip_if_too_large(group) for group in launch], resources)
+                rows = executor.run([self._skip_if_too_large(self._limit(group)) for group in launch], resources)
                 for group in launch:
                     view.begin(group)
                     row = next(rows)
                     view.done(row)
                     self._add_rows([row])
-                    if self.climb is not None and len(self.rows) == 1:
-                        self._suggest_pattern(row)
+                    if len(self.rows) == 1 and any(job.workload.rate.is_sought for job in group.jobs):
+                        words.say(_describe_source(row))
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(
                             f"on_failure=stop: {group.display_name}: {row.result}; the remaining groups are not started"
                         )
                         return
 
-    def _suggest_pattern(self, row: GroupResult) -> None:
-        """Say how the rates that a script prints are measured, if its whole run is."""
-        folder = self.spool.locate_job(row, 0)
-        if row.group.window.kind is not WindowKind.WORK or not isinstance(folder, Path):
-            return
-        for name in (layout.STDOUT, layout.STDERR):
-            output = events.read_end(folder / name, _READ_BYTES).decode(errors="replace")
-            if (pattern := live_rate.suggest_pattern(output)) is not None:
-                setting = shlex.quote(f'workload.metric_pattern="{pattern}"')
-                script = row.group.jobs[0].workload.name
-                words.say(f"note: {script} prints its speed; to measure it without start-up, add {setting}")
-                return
-
     def _list_slice_lengths(self) -> dict[str, float]:
         """Return the length of slices that earlier starts of this study chose, by the key of the group."""
         slices = {row.group.key: row.tags.get(Tag.SLICES, "").partition(" x ")[2] for row in self.rows}
         return {key: length_s for key, text in slices.items() for length_s in SLICES_S if text == f"{length_s:g} s"}
+
+    def _limit(self, group: Group) -> Group:
+        """Limit the first run of a search, which nothing else ends if the program prints no rate."""
+        if self.config.advise_minutes is None or self.rows:
+            return group
+        group_s = min(group.limits.group_s, 60 * self.config.advise_minutes * _PART_ALONE)
+        return dataclasses.replace(group, limits=dataclasses.replace(group.limits, group_s=group_s))
 
     def _skip_if_too_large(self, group: Group) -> Group:
         need = None if self.memory is None else self.memory.forecast(group)
@@ -438,3 +433,12 @@ class StudyRun:
         new_metrics = [row.metrics for row in self.rows[len(finished_rows) :]]
         if not self.is_pack and (share := phases.describe_shares(new_metrics, elapsed_s)):
             words.say(f"{format_count(len(new_metrics), 'group')} in {format_duration(elapsed_s)}: {share}")
+
+
+def _describe_source(row: GroupResult) -> str:
+    """Say what the first run of a script has shown: whether the rate that it prints is measured, or its whole run."""
+    workload = row.group.jobs[0].workload
+    if (pattern := workload.rate.pattern) is not None:
+        setting = shlex.quote(f'workload.metric_pattern="{pattern}"')
+        return f"note: {workload.name} prints its speed, which is measured without start-up, as with {setting}"
+    return f"note: the whole run of {workload.name} is measured, with start-up"

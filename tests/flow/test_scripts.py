@@ -65,6 +65,43 @@ def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_p
     assert {text[-len("jobs/0/output") :] for text in texts} == {"jobs/0/output", "jobs/1/output"}
 
 
+ENDLESS = """
+import sys, time
+while True:
+    time.sleep(0.1)
+    if len(sys.argv) > 1: print(f"step, {float(sys.argv[1]):.1f} samples/s")
+"""
+
+
+@pytest.fixture
+def search(run, tmp_path):
+    """A search of one and two copies of a script that never ends."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    fixed = ["+experiment=advise", "degree=2", "repeats=1", "window.logged_s=1", *script("endless")]
+    return lambda *words: run(*fixed, *words)
+
+
+def test_a_search_measures_the_speed_that_an_endless_script_prints(search, client):
+    status, out, err = search("workload.args=[7]", "advise_minutes=0.2")
+    assert status == 0, err
+    assert "endless prints its speed, which is measured without start-up" in err
+    assert "Run 2 copies side by side (naive): 2.00 times the work an hour" in out
+    assert len(groups(client, "advise")) == 2
+    for row, _ in groups(client, "advise"):
+        assert row.data.tags["collocation.rate_pattern"] == "([0-9.]+) samples/s"
+        assert row.data.params["window"] == "logged" and "makespan_s" not in row.data.metrics
+    status, out, err = search("workload.args=[7]", "advise_minutes=0.3", "resume=true")
+    assert "resume: 2 of 4 groups are finished" in err and len(groups(client, "advise")) == 2
+    assert "2.00 times the work an hour" in out
+
+
+def test_a_search_ends_if_a_script_neither_ends_nor_prints_its_speed(search):
+    status, out, _ = search("advise_minutes=0.06")
+    assert status == 1
+    assert "No answer: the job fails alone; job 0-endless: did not end within limits.group_s=1.8 s" in out
+    assert "shorten its run (fewer steps), or let it print lines such as 512.3 samples/s" in out
+
+
 @pytest.mark.slow
 def test_speed_up_by_a_metric_in_tensorboard_files(study_of, toys):
     metric = "workload.metric=train/samples_per_second"

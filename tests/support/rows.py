@@ -71,7 +71,7 @@ def group(
         "scenario": "serial" if sequential else "naive",
         "sharing": Spec(target="pipeline.prepare.sharing.naive.Naive"),
         "jobs": tuple(Job(index=i, workload=workload(name, **options)) for i, (name, options) in enumerate(pairs)),
-        "window": Window(kind=kind, seconds=10, settle_s=1, epochs=2),
+        "window": Window(kind=kind, seconds=10 * (kind is not WindowKind.LOGGED), settle_s=1, epochs=2),
         "limits": Limits(ready_s=5, group_s=5, stop_s=5),
         "block": block,
         "shard": block,

@@ -186,7 +186,7 @@ def test_a_search_warns_once_of_runs_that_are_long_for_its_minutes(kind, capsys)
     curves = CURVES["saturating"]
     machine = Machine(curves, 0, noise=0.0)
     climb = Climb("test", plan(curves), 0.6, clock=lambda: machine.clock_s)
-    rows = [machine.run(group("a", sequential=True))]
+    rows = [machine.run(group("a", sequential=True, kind=kind))]
     for _ in range(2):
         climb.select([group("a", sequential=True, kind=kind)], rows)
     warning = f"note: the job alone took {GROUP_S:.0f} s, so 0.6 min are about 6 groups"
@@ -199,7 +199,7 @@ def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
     climb, rows = search(plan(curves), machine, minutes=0.6)
     assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
-    assert text.startswith("Not decided. So far: Run ")
+    assert "Sharing gains; only the number is not decided" in text
     assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
 
 

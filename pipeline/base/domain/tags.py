@@ -25,6 +25,7 @@ class Tag(StrEnum):
     SHARD = f"{PREFIX}plan_shard"
     LAUNCH = f"{PREFIX}launch"  # spool id of the group whose processes an interleaved group was measured in
     SLICES = f"{PREFIX}slices"  # number of slices, and their length: `8 x 0.5 s`
+    RATE_PATTERN = f"{PREFIX}rate_pattern"  # pattern of the rate of a script that was sought in its output, or empty
     TURNS = f"{PREFIX}turns"  # JSON: the rates of the jobs in the turns of a stressor (`base/domain/window.py`)
     TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each later plan that reuses the result
     CASE = f"{PREFIX}case"  # if a shard of the plan is one case of a block

@@ -16,7 +16,7 @@ class WindowKind(enum.StrEnum):
 
     `steady`: jobs run until they are stopped. `interleaved`: the same, in slices: groups that differ only in their
     number of jobs share a launch and take turns. `work`: jobs exit on their own after their epochs. `logged`: jobs
-    exit on their own, and are measured while all of them log rates.
+    exit on their own, or are stopped after `seconds`, and are measured while all of them log rates.
     """
 
     STEADY = "steady"
@@ -59,10 +59,15 @@ class Window:
             slices = slices if self.slice_s else f"{self.seconds:.12g} s in slices"
             return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
-            return self.kind.value
+            return f"{self.kind.value}, {self.seconds:.12g} s" if self.seconds else self.kind.value
         if not self.epochs:
             return f"{self.kind.value}, until the jobs end"
         return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+    @property
+    def stops_scripts(self) -> bool:
+        """True if jobs that would end by themselves are stopped once they have printed their rates for `seconds`."""
+        return self.kind is WindowKind.LOGGED and self.seconds > 0
 
     @property
     def length_text(self) -> str:

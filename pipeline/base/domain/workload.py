@@ -27,6 +27,7 @@ class RateSource:
         pattern: a regular expression for lines of the program's output, with one group.
         metric_unit: unit of the number, if the program does not print it.
         decimal_mark: `.` or `,` for numbers in the output; `None` if they are unambiguous.
+        is_sought: whether the first run of the program decides: a pattern of the rate that it prints, or its whole run.
     """
 
     samples: int | None = None
@@ -34,10 +35,16 @@ class RateSource:
     pattern: str | None = None
     metric_unit: MetricUnit | None = None
     decimal_mark: str | None = None
+    is_sought: bool = False
 
     @property
     def is_logged(self) -> bool:
-        return self.metric is not None or self.pattern is not None
+        return self.metric is not None or self.is_printed
+
+    @property
+    def is_printed(self) -> bool:
+        """True if the rate is, or may be, in the program's output."""
+        return self.pattern is not None or self.is_sought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

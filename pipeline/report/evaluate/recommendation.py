@@ -207,7 +207,8 @@ def describe_recommendation(recommendation: Recommendation, *, memory_mib: float
 
 def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *, is_decided: bool) -> Iterator[str]:
     choice, candidates = recommendation.choice, recommendation.candidates
-    start = "" if is_decided else "Not decided. So far: "
+    gains = choice.sharing != SERIAL and candidates[0] not in recommendation.open
+    start = "" if is_decided or gains else "Not decided. So far: "
     if choice.sharing == SERIAL:
         best = max(candidates[1:], key=_speedup, default=None)
         rival = "" if best is None else f" The best, {_name(best)}, does {_format_gain(best, ' the work')}."
@@ -223,8 +224,11 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
     for cell in recommendation.best_of_modes:
         if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
-    if not is_decided and recommendation.open:
-        yield f"As good or better may be {_list_rivals(recommendation.open)}."
+    rivals = _list_rivals(recommendation.open)
+    if not is_decided and gains:
+        yield f"Sharing gains; only the number is not decided{f', and {rivals} may be better' if rivals else ''}."
+    elif not is_decided and rivals:
+        yield f"As good or better may be {rivals}."
     of_mode = [
         cell.degree
         for cell in (*candidates, *recommendation.too_slow, *recommendation.without_figure)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.domain.records import Job
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
-from pipeline.observe.live_rate import LiveRate, suggest_pattern
-from tests.support.rows import state, workload
+from pipeline.observe import live_rate
+from pipeline.observe.live_rate import LiveRate, PrintedRates
+from tests.support.rows import group, state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
 
@@ -72,12 +74,103 @@ def test_the_users_pattern_is_read_alone(make_reader):
 @pytest.mark.parametrize(
     ("output", "pattern"),
     [
-        ("epoch 1 loss 2.1 (1805.2 samples/s)\n" * 3, "([0-9.]+) samples/s"),
-        ("\r 1/9 [00:00<00:07, 41.2it/s]" * 4, "([0-9.]+)it/s"),
-        ("12 kB/s\n" + "1.5k tok/s\n" * 3, "([0-9.]+)k tok/s"),
-        ("Performance: 35.4 ns/day, 409.6 timesteps/s\n", None),
-        ("no rate\n", None),
+        (["epoch 1 loss 2.1 (1805.2 samples/s)", "done"], "([0-9.]+) samples/s"),
+        (["1/9 [00:00<00:07, 41.2it/s]", ""], "([0-9.]+)it/s"),
+        (["12 kB/s", "1.5k tok/s"], "([0-9.]+)k tok/s"),
+        (["step 4 tok/s: 5213.2, loss 0.2"], r"tok/s:\ ([0-9.]+)"),
+        (["step 4 | 12.3 ms/step"], "([0-9.]+) ms/step"),
+        (["Time: 0.012s, 10422.31/s (0.013s, 9800.11/s) LR: 1.0e-05"], "([0-9.]+)/s"),
+        (["no rate in 3 s"], None),
     ],
 )
-def test_a_pattern_is_suggested_for_rates_that_come_again(output, pattern):
-    assert suggest_pattern(output) == pattern
+def test_the_pattern_of_a_rate_is_found(output, pattern):
+    assert live_rate.find_pattern(output) == pattern
+
+
+class TestPrintedRates:
+    @pytest.fixture(autouse=True)
+    def clock(self, monkeypatch):
+        self.now_s = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now_s)
+
+    def make_states(self, folder, *sources):
+        options = {"work_unit": "", "ends_by_itself": True}
+        jobs = [
+            Job(index=index, workload=workload(rate=source, digest=f"program {index}", **options))
+            for index, source in enumerate(sources)
+        ]
+        states = [state(folder / str(job.index), job) for job in jobs]
+        for one in states:
+            one.ended.status = None
+        return states
+
+    def print_rates(self, job, number):
+        with (job.folder / "stdout.log").open("a") as file:
+            file.write("7 steps/s\n" * number)
+
+    def test_the_window_begins_when_the_last_job_prints(self, tmp_path):
+        states = self.make_states(tmp_path, *[RateSource(pattern="([0-9.]+) steps/s")] * 2)
+        printed = PrintedRates(states, 8.0)
+        self.print_rates(states[0], 9)
+        assert not printed.is_over()
+        self.now_s += 20
+        assert not printed.is_over()
+        self.print_rates(states[1], 1)
+        assert not printed.is_over()
+        self.now_s += 20
+        assert not printed.is_over()  # one rate is too few
+        self.print_rates(states[1], 5)
+        assert printed.is_over()
+
+    def test_a_job_that_ends_ends_the_window_of_all(self, tmp_path):
+        states = self.make_states(tmp_path, *[RateSource(pattern="([0-9.]+) steps/s")] * 2)
+        printed = PrintedRates(states, 8.0)
+        for one in states:
+            self.print_rates(one, 2)
+        assert not printed.is_over()
+        states[0].ended.status = 0
+        assert printed.is_over()
+
+    def test_a_rate_that_is_sought_needs_a_long_run(self, tmp_path):
+        states = self.make_states(tmp_path, RateSource(is_sought=True))
+        printed = PrintedRates(states, 8.0, whole_run_s=20.0)
+        self.print_rates(states[0], 9)
+        assert not printed.is_over()
+        self.now_s += 19
+        assert not printed.is_over()
+        self.now_s += 2
+        assert printed.is_over()
+        assert printed.patterns == {"program 0": "([0-9.]+) steps/s"}
+
+    def test_a_rate_without_a_unit_counts_samples(self, tmp_path):
+        states = self.make_states(tmp_path, RateSource(is_sought=True))
+        (states[0].folder / "stdout.log").write_text("Time: 0.012s, 10422.31/s (0.013s, 9800.11/s)\n" * 9)
+        printed = PrintedRates(states, 8.0)
+        assert not printed.is_over()
+        self.now_s += 9
+        assert printed.is_over()
+        found = live_rate.apply_patterns(group(jobs=(states[0].job,)), printed.patterns)
+        assert found.jobs[0].workload.work_unit == "samples"
+
+    def test_a_time_instead_of_a_rate_counts(self, tmp_path):
+        states = self.make_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
+        (states[0].folder / "stderr.log").write_text("\r2.00s/it" * 9 + "\r")
+        printed = PrintedRates(states, 8.0)
+        assert not printed.is_over()
+        self.now_s += 9
+        assert printed.is_over()
+
+
+@pytest.mark.parametrize("pattern", ["([0-9.]+)it/s", None])
+def test_groups_get_the_found_pattern_or_whole_runs(pattern):
+    planned = group(
+        jobs=(Job(index=0, workload=workload(rate=RateSource(is_sought=True), digest="a")),),
+        window=Window(kind=WindowKind.LOGGED, seconds=8.0),
+    )
+    assert live_rate.apply_patterns(planned, {}) is planned
+    known = live_rate.apply_patterns(planned, {"a": pattern})
+    assert known.jobs[0].workload.rate == RateSource(pattern=pattern)
+    assert known.window.kind is (WindowKind.WORK if pattern is None else WindowKind.LOGGED)
+    assert known.digest == planned.digest
+    tags = live_rate.make_tags(planned, {"a": pattern})
+    assert live_rate.read_tags(planned, tags) == {"a": pattern}

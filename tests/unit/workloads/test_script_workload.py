@@ -136,11 +136,20 @@ time.sleep(60)
 """
 
 
-def test_stop_ends_the_script(server, write):
+def test_stop_ends_the_script_and_the_job_succeeds_whatever_its_status(server, write):
     server.launch(SCRIPT_WORKLOAD, write(WAITS))
     assert server.process.stdout.readline() == "waiting\n"
     server.send(type="stop")
-    assert server.end()[0] == 40 + signal.SIGTERM
+    assert server.end()[0] == 0
+
+
+@pytest.mark.slow
+def test_a_script_that_ignores_sigterm_is_killed(server, write):
+    waits = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('waiting', flush=True)\ntime.sleep(60)"
+    server.launch(SCRIPT_WORKLOAD, write(waits))
+    assert server.process.stdout.readline() == "waiting\n"
+    server.send(type="stop")
+    assert server.end()[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGRTMIN + 2])
