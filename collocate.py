@@ -85,6 +85,9 @@ def _expand_advice(words: Sequence[str]) -> list[str]:
     parser.add_argument("--minutes", type=float, help=about_minutes)
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_known_args(words[:end])
+    for word in overrides:
+        if difflib.get_close_matches(word.partition("=")[0], ["--minutes"], cutoff=0.75):
+            parser.error(f"{word} is no option; did you mean --minutes?")
     if end == len(words) and not any(word.startswith(("workload=", "mix=")) for word in overrides):
         script = next((word for word in overrides if Path(word).is_file() or ".py" in word), None)
         command = shlex.join(overrides[overrides.index(script) :]) if script else ""

@@ -6,7 +6,7 @@ same output, working directory and environment, but without a connection to the 
 the script's start, immediately after the common start of the group, to its exit. This process exits with the script's
 status.
 
-When the orchestrator sends stop, the script gets SIGTERM, and SIGKILL after five seconds; the job then succeeds,
+When the orchestrator sends stop, the script gets SIGTERM, and SIGKILL after 30 seconds; the job then succeeds,
 whatever the script's status. Signals that request this process to end, such as SIGTERM and SIGUSR1, are forwarded to
 the script, so the script gets a signal to the process group twice. Orphans of the script become children of this
 process, whatever their session. Processes that outlive the script by five seconds are killed, and the job fails.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 _HELPERS_END_S = 5.0  # time for helper processes, which may send the last data of a run to a tracking service
 _TERM_S = 0.5
-_STOP_S = 5.0  # time in which a script ends after SIGTERM
+_STOP_S = 30.0  # time in which a script ends after SIGTERM, for example after it has written a checkpoint
 _SHOWN_BYTES = 200
 _CANNOT_START = 126  # exit status of a shell in this case
 _OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)

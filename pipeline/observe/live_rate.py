@@ -23,11 +23,16 @@ from pipeline.observe.output_rates import OutputReader
 _USUAL_PATTERNS = (
     "([0-9.]+) ?it/s",
     r"[A-Za-z]+/s(?:ec|econd)?\)?[:=] ?([0-9][0-9.,]*)",
-    r"([0-9][0-9.,]*)[kKMG]? ?[A-Za-z]+(?:/| per )s(?:ec|econd)?\b",
+    r"([0-9][0-9.,]*)[kKMG]? ?(?![kKMGT]?i?B/)[A-Za-z]+(?:/| per )s(?:ec|econd)?\b",  # without `5.2MB/s`
     r"([0-9.]+) ?m?s/(?:it|iter|step|batch)\b",
     r"([0-9][0-9.,]*)/s\b",
 )
 """Patterns of rates if the user names none: progress bars, `tok/s: 80`, `5130.4 samples/s`, `3 ms/step`, then `7/s`."""
+_OTHER_WORK = (
+    r"\W*(?:Load|Download|Fetch|Resolv|Generat|Map\b|Filter|Tokeni|Preprocess|Prepar|Convert|Creat|Build|Comput|Sav|Sanity"
+    "|Eval|Valid|Test|Predict)"
+)
+"""Begins of lines whose rates are not those of the training, such as `Loading weights: 5000it/s`."""
 _UNKNOWN_WORK = "samples"
 """Work unit of a rate that is found as `7/s`."""
 _MOST_BYTES = 1 << 16
@@ -42,12 +47,18 @@ Patterns = Mapping[str, str | None]
 
 
 def find_pattern(lines: Sequence[str]) -> str | None:
-    """Return a `workload.metric_pattern` for the last rate in an output, such as `([0-9.]+)it/s`, if it has one."""
+    """Return a `workload.metric_pattern` for the last rate in an output, such as `([0-9.]+)it/s`, if it has one.
+
+    If lines of other work have such rates, too, the pattern leaves them out.
+    """
+    of_other_work = [line for line in lines if re.match(_OTHER_WORK, line)]
+    last_first = [line for line in reversed(lines) if not re.match(_OTHER_WORK, line)]
     for pattern in _USUAL_PATTERNS:
-        for line in reversed(lines):
-            if (rate := re.search(pattern, line)) is not None:
-                before, after = line[rate.start() : rate.start(1)], line[rate.end(1) : rate.end()]
-                return f"{re.escape(before)}([0-9.]+){after}"
+        if rate := next(filter(None, (re.search(pattern, line) for line in last_first)), None):
+            before, after = rate.string[rate.start() : rate.start(1)], rate.string[rate.end(1) : rate.end()]
+            if any(re.search(pattern, line) for line in of_other_work):
+                return f"^(?!{_OTHER_WORK}).*?{re.escape(before)}([0-9][0-9.,]*){after}"
+            return f"{re.escape(before)}([0-9.]+){after}"
     return None
 
 
@@ -60,14 +71,19 @@ def apply_patterns(group: Group, patterns: Patterns) -> Group:
     jobs = []
     for job in group.jobs:
         rate = RateSource(pattern=patterns[job.workload.digest]) if has_rates else RateSource()
-        unit = job.workload.work_unit or (_UNKNOWN_WORK if has_rates and _has_no_unit(rate) else "")
+        unit = _choose_unit(rate, job.workload.work_unit)
         jobs.append(dataclasses.replace(job, workload=dataclasses.replace(job.workload, rate=rate, work_unit=unit)))
     window = group.window if has_rates else Window(kind=WindowKind.WORK)
     return dataclasses.replace(group, jobs=tuple(jobs), window=window)
 
 
-def _has_no_unit(rate: RateSource) -> bool:
-    return rate.pattern is not None and rate.pattern.endswith(")/s")
+def _choose_unit(source: RateSource, unit: str) -> str:
+    is_bare = source.pattern is not None and source.pattern.endswith((")/s", r")/s\b"))
+    return unit or (_UNKNOWN_WORK if is_bare else "")
+
+
+def _make_reader(source: RateSource, unit: str) -> OutputReader:
+    return OutputReader(source, _choose_unit(source, unit))
 
 
 def make_tags(group: Group, patterns: Patterns) -> dict[str, str]:
@@ -102,9 +118,13 @@ class PrintedRates:
 
     def is_over(self) -> bool:
         """Return whether all jobs have printed rates for `seconds`, or one that did has ended."""
+        patterns_before = dict(self.patterns)
         for state in self._states:
-            if self._counts[state.job.index] < _LEAST_RATES:  # the output of the others is not read in the window
+            # In the window, the output of no job is read, but of one whose rate is sought.
+            if self._counts[state.job.index] < _LEAST_RATES or state.job.workload.rate.is_sought:
                 self._counts[state.job.index] = self._count(state)
+        if self.patterns != patterns_before:
+            self._begin_s = None
         if self._begin_s is None and all(self._counts.values()):
             self._begin_s = time.monotonic()
         if self._begin_s is None:
@@ -122,7 +142,7 @@ class PrintedRates:
             source = RateSource(pattern=find_pattern(lines)) if workload.rate.is_sought else workload.rate
             if source.pattern is None:
                 continue
-            reader = OutputReader(source, workload.work_unit or (_UNKNOWN_WORK if _has_no_unit(source) else ""))
+            reader = _make_reader(source, workload.work_unit)
             number = sum(reader.read_rate(line) is not None for line in lines)
             if number > most:
                 most = number
@@ -137,7 +157,7 @@ class LiveRate:
     def __init__(self, state: JobState) -> None:
         rate = state.job.workload.rate
         sources = [rate] if rate.pattern is not None else [RateSource(pattern=pattern) for pattern in _USUAL_PATTERNS]
-        self._readers = [OutputReader(source, state.job.workload.work_unit) for source in sources]
+        self._readers = [_make_reader(source, state.job.workload.work_unit) for source in sources]
         self._ends = {state.folder / name: 0 for name in (layout.STDOUT, layout.STDERR)}
         self._cut = dict.fromkeys(self._ends, b"")
 

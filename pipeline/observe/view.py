@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
@@ -38,6 +39,7 @@ class PlainView:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self._skipped: dict[str, str] = {}  # name of the first group that was skipped for each reason
+        self._has_named_output = False
 
     def begin(self, group: Group) -> None:
         self.progress.begin(group)
@@ -45,8 +47,9 @@ class PlainView:
 
     @contextmanager
     def show(self, group: Group, running: RunningGroup) -> Iterator[None]:
-        if logs := _describe_logs(group, running):
+        if not self._has_named_output and (logs := _describe_logs(group, running.folder.parent / "*")):
             say(f"    {logs}")
+            self._has_named_output = True
         yield
 
     def done(self, row: GroupResult) -> None:
@@ -111,7 +114,7 @@ class _Drawer:
         aim = f"{window.length_text} window" if window.kind.is_steady else "until the jobs end"
         spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.display_name}: {spent}, {aim}"
-        caption = "\n".join(filter(None, [_describe_logs(self.group, self.running), self._describe_progress()]))
+        caption = "\n".join(filter(None, [_describe_logs(self.group, self.running.folder), self._describe_progress()]))
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
         counted = dict.fromkeys(work_units.per_second(job.workload.work_unit) for job in self.group.jobs)
@@ -136,10 +139,10 @@ class _Drawer:
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
-def _describe_logs(group: Group, running: RunningGroup) -> str:
+def _describe_logs(group: Group, folder: Path) -> str:
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
-    return f"output: {shorten_path(running.folder / layout.JOBS)}/*/{layout.STDOUT}, {layout.STDERR}"
+    return f"output: {shorten_path(folder / layout.JOBS)}/*/{layout.STDOUT}, {layout.STDERR}"
 
 
 def make_view(progress: Progress) -> PlainView:

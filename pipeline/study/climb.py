@@ -76,9 +76,13 @@ class Climb:
                 self._warn_of_long_runs()
         if self.remaining_s > 0 and launch[0].block != self._block:
             self._begin_block(launch[0].block, rows)
-        if self.is_decided or self.remaining_s <= 0:
-            return []
         if any(_fails_alone(row) for row in rows):
+            return []
+        if self.remaining_s <= 0:  # only the job alone, without which groups of its block have no speed-up
+            of_block = [row for row in rows if row.group.block == self._block == launch[0].block]
+            is_missing = bool(of_block) and not any(row.group.sequential for row in of_block)
+            return [group for group in launch if group.sequential] if is_missing else []
+        if self.is_decided:
             return []
         ran = {row.group.digest for row in rows}
         groups = [group for group in launch if group.skip_reason is None and group.digest not in ran]
@@ -184,7 +188,8 @@ class Climb:
         """Yield the groups with numbers of jobs half-way between the best of each mode and the next tried.
 
         A number between two others gains nothing if they are nearly as fast as the best one, or if more copies at the
-        speed of each of the fewer ones would still be slower than the best number.
+        speed of each of the fewer ones would still be slower than the best number. A number above all others gains
+        nothing if the best one is no faster than the next fewer ones.
         """
         for ladder in self._ladders:
             keys = [group.key for group in ladder]
@@ -202,6 +207,10 @@ class Climb:
                     if is_known and other < place:  # more copies do not run faster each
                         of_one = speeds[keys[other]] / len(ladder[other].jobs)
                         is_flat |= of_one * len(ladder[place - 1].jobs) < best_speed
+                    if (
+                        other == above and above not in tried and below >= 0
+                    ):  # the speed must rise up to the best number
+                        is_flat |= best_speed < (1 + _LEAST_RISE) * speeds.get(keys[below], 0.0)
                     if is_valid and not is_flat:
                         yield keys[half]
 
@@ -215,10 +224,9 @@ class Climb:
         if failed := next(filter(_fails_alone, rows), None):
             yield f"No answer: the job fails alone; {failed.reason}"
             if failed.result is Result.TIMEOUT:
-                yield (
-                    "It printed no speed that could be measured instead; shorten its run (fewer steps), or let it "
-                    "print lines such as 512.3 samples/s."
-                )
+                is_sought = any(job.workload.rate.is_sought for job in failed.group.jobs)
+                other = "let it print lines such as 512.3 samples/s" if is_sought else "set metric_pattern"
+                yield f"No speed that it printed was measured instead; shorten its run (fewer steps), or {other}."
             return
         if (recommendation := self.recommendation) is None:
             yield f"No answer: no group of several jobs has a valid speed-up; {_explain(rows)}"
@@ -228,7 +236,10 @@ class Climb:
         )
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
-        yield f"{blocks} on {device.name}, each with the best numbers once; ranges (95 %) need 3 blocks."
+        yield f"{blocks} on {device.name}; a range (95 %) needs a number in three blocks."
+        if rows[0].group.window.stops_scripts:
+            name = rows[0].group.jobs[0].workload.name
+            yield f"Measured is the speed that {name} prints; its start-up does not count."
         if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
             reason = textwrap.shorten(invalid[0], 120)
             yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."
@@ -238,7 +249,8 @@ class Climb:
             yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
         choice = recommendation.choice
         if choice.degree > 1:
-            new = [f"scenario={choice.sharing.name}", *([] if choice.case.is_mix else [f"degree={choice.degree}"])]
+            number = [] if choice.case.is_mix else [f"degree={choice.degree}"]
+            new = [f"scenario={choice.sharing.name}", *number, "baseline=never"]
             command = invocation.spell_changed_command(words, *new, without=_OF_THE_SEARCH)
             yield f"run it: {invocation.mask_command(command)}"
         if not self.is_decided:

@@ -48,8 +48,8 @@ _BUSY_SHARE = 0.25
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 """Time to send the remaining results after a signal; a scheduler sends SIGKILL half a minute after its first signal."""
 
-_PART_ALONE = 0.5
-"""Part of the minutes of a search that the program may run alone for the first time."""
+_PART_OF_A_GROUP = 0.5
+"""Part of the minutes of a search that one group may take."""
 _SIGNAL_EARLY_S = 90.0
 
 
@@ -143,9 +143,9 @@ class StudyRun:
                 is_sent = self._report_unsent()
             if self.ended_by is not None:
                 raise self.ended_by
+        if self.climb is not None:  # a group that failed beside others is part of the answer
+            return 0 if is_sent and self.climb.recommendation is not None else 1
         is_whole = len(self.rows) == len(self.plan.groups)
-        if self.climb is not None and self.climb.recommendation is None:
-            return 1
         is_whole = is_whole and not pack_trials.have_failed(self.rows, self.ended_trials)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
@@ -277,7 +277,8 @@ class StudyRun:
                     row = next(rows)
                     view.done(row)
                     self._add_rows([row])
-                    if len(self.rows) == 1 and any(job.workload.rate.is_sought for job in group.jobs):
+                    is_first = len(self.rows) == 1 and row.result is Result.OK
+                    if is_first and any(job.workload.rate.is_sought for job in group.jobs):
                         words.say(_describe_source(row))
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(
@@ -291,10 +292,10 @@ class StudyRun:
         return {key: length_s for key, text in slices.items() for length_s in SLICES_S if text == f"{length_s:g} s"}
 
     def _limit(self, group: Group) -> Group:
-        """Limit the first run of a search, which nothing else ends if the program prints no rate."""
-        if self.config.advise_minutes is None or self.rows:
+        """Limit a group of a search, which nothing else ends if a program prints no rate, or hardly any."""
+        if self.config.advise_minutes is None:
             return group
-        group_s = min(group.limits.group_s, 60 * self.config.advise_minutes * _PART_ALONE)
+        group_s = min(group.limits.group_s, 60 * self.config.advise_minutes * _PART_OF_A_GROUP)
         return dataclasses.replace(group, limits=dataclasses.replace(group.limits, group_s=group_s))
 
     def _skip_if_too_large(self, group: Group) -> Group:

@@ -99,7 +99,7 @@ def test_a_search_ends_if_a_script_neither_ends_nor_prints_its_speed(search):
     status, out, _ = search("advise_minutes=0.06")
     assert status == 1
     assert "No answer: the job fails alone; job 0-endless: did not end within limits.group_s=1.8 s" in out
-    assert "shorten its run (fewer steps), or let it print lines such as 512.3 samples/s" in out
+    assert "shorten its run (fewer steps), or let it print lines such as 512.3 samples/s." in out
 
 
 @pytest.mark.slow

@@ -37,9 +37,9 @@ TOLERANCE = 0.05
 _MUCH_SLOWER = (1.3, 1.2)
 """Ratios to the fastest candidate that leave a candidate out: of one block, or of each of two or more."""
 BOUND = 0.15
-"""The most that another candidate may gain by its interval, after enough blocks, if an answer is decided."""
-_ENOUGH_BLOCKS = 3
-"""Blocks after which `BOUND` applies, and a simpler candidate that is slower by its median is passed over."""
+"""The most that another candidate may gain by its interval, after `_BLOCKS_FOR_BOUND`, if an answer is decided."""
+_BLOCKS_FOR_BOUND, _ENOUGH_BLOCKS = 2, 3
+"""Blocks after which `BOUND` applies; and those after which a simpler candidate with a lower median is passed over."""
 _MIN_DEGREES = 4
 """Degrees of freedom from which on the scatter of all candidates bounds each of them."""
 _LEVEL = 0.01
@@ -114,22 +114,25 @@ class Recommendation:
     def _is_passed(self, cell: Cell) -> bool:
         if cell.sharing == SERIAL:
             return False
-        ratio = self.bound(cell)
+        ratio = self.bound(cell, is_one_sided=True)
         return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
-    def bound(self, cell: Cell) -> Estimate:
-        """Return the speed of a candidate over that of the choice, with the interval that decides."""
+    def bound(self, cell: Cell, *, is_one_sided: bool = False) -> Estimate:
+        """Return the speed of a candidate over that of the choice, with its interval by the scatter of all candidates.
+
+        With `is_one_sided`, the speed lies below the upper limit alone, and above the lower one alone, at that level.
+        """
         test = _test(cell, self.choice)
         deviation, degrees = self._scatter
         if degrees < _MIN_DEGREES or not test.ratio.n:
             return test.ratio
-        half = compute_half(deviation / math.sqrt(test.ratio.n), degrees)
+        half = compute_half(deviation / math.sqrt(test.ratio.n), degrees, is_one_sided=is_one_sided)
         middle, low, high = (math.exp(test.mean + step) for step in (0, -half, half))
         return Estimate(median=middle, low=low, high=high, n=test.ratio.n)
 
     def _may_be_faster(self, cell: Cell) -> bool:
-        ratio = self.bound(cell)
-        has_enough = ratio.n >= _ENOUGH_BLOCKS or self._is_between(cell)
+        ratio = self.bound(cell, is_one_sided=True)
+        has_enough = ratio.n >= _BLOCKS_FOR_BOUND or self._is_between(cell)
         return ratio.high is None or ratio.high > 1 + (BOUND if has_enough else TOLERANCE)
 
     def _is_between(self, cell: Cell) -> bool:
@@ -226,7 +229,8 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
     rivals = _list_rivals(recommendation.open)
     if not is_decided and gains:
-        yield f"Sharing gains; only the number is not decided{f', and {rivals} may be better' if rivals else ''}."
+        before = "Sharing gains; only how many is not decided"
+        yield f"{before}: as good or better may be {rivals}." if rivals else f"{before}."
     elif not is_decided and rivals:
         yield f"As good or better may be {rivals}."
     of_mode = [
@@ -254,7 +258,7 @@ def _list_rivals(rivals: Sequence[Cell]) -> str:
 
 def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
     if (slowdown := cell.estimates.get(SLOWDOWN)) is not None:
-        yield f"each takes {slowdown.median:.2f} times as long"
+        yield f"each takes up to {slowdown.median:.2f} times as long"
     if (peak := cell.estimates.get(MEMORY_PEAK)) is not None:
         of_device = "" if memory_mib is None else f" of {memory_mib / 1024:.0f}"
         yield f"{peak.median / 1024:.1f}{of_device} GiB"
@@ -339,8 +343,8 @@ def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float
     if cell is None:
         return ""
     if cell in recommendation.without_figure:
-        finding = "invalid" if cell.is_wholly_invalid else cell.finding.value
-        return "out of memory" if cell.finding is Result.OOM else finding
+        words = {Result.OK: "not compared", Result.OOM: "out of memory"}  # without the job alone in its block
+        return "invalid" if cell.is_wholly_invalid else words.get(cell.finding, cell.finding.value)
     bar = "▏▎▍▌▋▊▉█"
     eighths = max(1, round(_speedup(cell) / most * 64))
     if cell in recommendation.too_slow:

@@ -32,6 +32,7 @@ _DASHES = ("-", "--", ":", "-.")  # distinguishable in grey print
 _SECTION = "One group over time"
 _LAST = 0.9
 """Jobs that end after this share of the time of the group end together with the last one."""
+_NAME_LENGTH = 30
 _COMBINED = "Where only GPU instances were read, activity is their mean, weighted by compute slices. "
 _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
@@ -189,6 +190,15 @@ def _labels(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.label for line in lines))
 
 
+def _leave_out_shared_words(labels: Sequence[str]) -> list[str]:
+    """Return long labels, such as those of trials, without the words that are the same in all."""
+    rows = [label.split() for label in labels]
+    if max(map(len, labels)) <= _NAME_LENGTH or len({len(words) for words in rows}) > 1 or len(rows) == 1:
+        return list(labels)
+    differing = [place for place, words in enumerate(zip(*rows, strict=True)) if len(set(words)) > 1]
+    return [" ".join(words[place] for place in differing) for words in rows]
+
+
 def _spans(axes: Axes, group: GroupSeries) -> None:
     axes.set_xlabel("time since the first job began (s)")
     if not group.spans:
@@ -198,7 +208,8 @@ def _spans(axes: Axes, group: GroupSeries) -> None:
         axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
                   edgecolor=FAINT, linewidth=0.5)  # fmt: skip
     endings = ["" if span.result in ("ok", "") else f" ({span.result})" for span in group.spans]
-    names = [clean_text(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
+    labels = _leave_out_shared_words([span.label for span in group.spans])
+    names = [clean_text(label + ending, _NAME_LENGTH) for label, ending in zip(labels, endings, strict=True)]
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()

@@ -9,6 +9,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.observe import live_rate
 from pipeline.observe.live_rate import LiveRate, PrintedRates
+from pipeline.observe.output_rates import OutputReader
 from tests.support.rows import group, state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
@@ -38,6 +39,7 @@ def make_reader(tmp_path):
         ("step 3 | 183.3k tok/s | 2 s\n", 183_300),
         (" 10%|# | 1/9 [00:01<00:08,  2.00s/it]\r 20%|# | 2/9 [00:02<00:07,  1.00it/s]\r", 0.75),
         ("loss 0.3 in 12 s\n", None),
+        ("Time: 0.012s, 10422.5/s (0.013s, 9800.11/s)\n", 10422.5),
         ("1,050 img/sec 3 s\n2,100 img/sec\n", None),
     ],
 )
@@ -80,7 +82,7 @@ def test_the_users_pattern_is_read_alone(make_reader):
         (["step 4 tok/s: 5213.2, loss 0.2"], r"tok/s:\ ([0-9.]+)"),
         (["step 4 | 12.3 ms/step"], "([0-9.]+) ms/step"),
         (["Time: 0.012s, 10422.31/s (0.013s, 9800.11/s) LR: 1.0e-05"], "([0-9.]+)/s"),
-        (["no rate in 3 s"], None),
+        (["model.safetensors: 12.3M/45.6M [00:01<00:03, 5.2MB/s]", "no rate in 3 s"], None),
     ],
 )
 def test_the_pattern_of_a_rate_is_found(output, pattern):
@@ -151,6 +153,22 @@ class TestPrintedRates:
         assert printed.is_over()
         found = live_rate.apply_patterns(group(jobs=(states[0].job,)), printed.patterns)
         assert found.jobs[0].workload.work_unit == "samples"
+
+    def test_rates_of_other_work_do_not_count(self, tmp_path):
+        states = self.make_states(tmp_path, RateSource(is_sought=True))
+        printed = PrintedRates(states, 8.0)
+        with (states[0].folder / "stderr.log").open("a", buffering=1) as file:
+            file.write("Map: 9% 5000.0 examples/s\r" * 9)
+            assert not printed.is_over()
+            file.write("Loading weights: 5000.00it/s\r" * 9 + "10/99 [00:01<00:08, 41.20it/s]\r")
+            self.now_s += 9
+            assert not printed.is_over()
+            file.write("12/99 [00:01<00:08, 40.00it/s]\rEvaluating: 99.0it/s\r" * 9)
+            self.now_s += 9
+            assert printed.is_over()
+        reader = OutputReader(RateSource(pattern=printed.patterns["program 0"]), "")
+        lines = (states[0].folder / "stderr.log").read_bytes().decode().split("\r")
+        assert list(filter(None, map(reader.read_rate, lines))) == [41.2, *[40.0] * 9]
 
     def test_a_time_instead_of_a_rate_counts(self, tmp_path):
         states = self.make_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))

@@ -143,10 +143,11 @@ def test_stop_ends_the_script_and_the_job_succeeds_whatever_its_status(server, w
     assert server.end()[0] == 0
 
 
-@pytest.mark.slow
-def test_a_script_that_ignores_sigterm_is_killed(server, write):
+def test_a_script_that_ignores_sigterm_is_killed(server, write, tmp_path):
     waits = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('waiting', flush=True)\ntime.sleep(60)"
-    server.launch(SCRIPT_WORKLOAD, write(waits))
+    impatient = tmp_path / "impatient.py"
+    impatient.write_text("from workloads import script\nscript._STOP_S = 0.2\nscript.main()\n")
+    server.launch(impatient, write(waits))
     assert server.process.stdout.readline() == "waiting\n"
     server.send(type="stop")
     assert server.end()[0] == 0
