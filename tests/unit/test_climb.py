@@ -167,7 +167,7 @@ def test_a_group_that_the_plan_skips_is_not_selected():
 
 def test_a_number_between_two_that_were_measured_is_like_them():
     curves = {"naive": (1, 1.9, 2.8, 3.5, 3.8, 4.0, 4.0, 4.0)}
-    climb, rows = search(plan(curves), Machine(curves, 1, noise=0.03))
+    climb, rows = search(plan(curves), Machine(curves, 2, noise=0.03))
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "workload=tiny"]))
     assert climb.is_decided and "More copies were not tried" not in text
     assert climb.recommendation.choice.degree in (5, 6)

@@ -67,13 +67,19 @@ class Recommendation:
     is_slow_alone: bool = False
 
     @cached_property
+    def _known(self) -> list[Cell]:
+        """The candidates that were measured in enough blocks; the others may be better, but are not chosen."""
+        least = min(_ENOUGH_BLOCKS, max(len(cell.values[SPEEDUP]) for cell in self.candidates[1:]))
+        return [cell for cell in self.candidates if len(cell.values[SPEEDUP]) >= least]
+
+    @cached_property
     def fastest(self) -> Cell:
-        return max(self.candidates, key=_speedup)
+        return max(self._known, key=_speedup)
 
     @cached_property
     def choice(self) -> Cell:
         """The simplest candidate that is at most `TOLERANCE` slower than the fastest, by the median."""
-        return next(cell for cell in self.candidates if not self.is_slower(cell) and self._is_alike(cell))
+        return next(cell for cell in self._known if not self.is_slower(cell) and self._is_alike(cell))
 
     @cached_property
     def open(self) -> tuple[Cell, ...]:
