@@ -83,7 +83,7 @@ def test_the_composed_configuration_is_printed(tmp_path):
     assert (config["degree"], config["window"]["seconds"], config["blocks"]) == (3, 7, None)
     done = forks.run(RUN, "--cfg=job", "--package", "window", "+experiment=robroek_settings", cwd=tmp_path)
     assert yaml.safe_load(done.stdout).keys() == {
-        *("kind", "seconds", "settle_s", "epochs", "most_s", "slice_s", "slice_settle_s")
+        *("kind", "seconds", "settle_s", "epochs", "logged_s", "most_s", "slice_s", "slice_settle_s")
     }
     assert not list(tmp_path.iterdir())
 
