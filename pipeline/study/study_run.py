@@ -48,8 +48,8 @@ _BUSY_SHARE = 0.25
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 """Time to send the remaining results after a signal; a scheduler sends SIGKILL half a minute after its first signal."""
 
-_PART_OF_A_GROUP = 0.5
-"""Part of the minutes of a search that one group may take."""
+_PART_ALONE = 0.5
+"""Part of the minutes of a search that the job alone may take; a group of several jobs may take all."""
 _SIGNAL_EARLY_S = 90.0
 
 
@@ -295,7 +295,8 @@ class StudyRun:
         """Limit a group of a search, which nothing else ends if a program prints no rate, or hardly any."""
         if self.config.advise_minutes is None:
             return group
-        group_s = min(group.limits.group_s, 60 * self.config.advise_minutes * _PART_OF_A_GROUP)
+        part = _PART_ALONE if group.sequential else 1.0
+        group_s = min(group.limits.group_s, 60 * self.config.advise_minutes * part)
         return dataclasses.replace(group, limits=dataclasses.replace(group.limits, group_s=group_s))
 
     def _skip_if_too_large(self, group: Group) -> Group:
