@@ -221,8 +221,7 @@ def _judge_job(
     of_job = {} if state.is_tenant else read.get((state.job.index, None), {})
     end_ns = _find_end_ns(state, log)
     is_interleaved = group.window.kind is WindowKind.INTERLEAVED
-    has_length = not is_interleaved and not group.window.stops_scripts
-    if log.started_ns is not None and end_ns is not None and has_length:
+    if log.started_ns is not None and end_ns is not None and group.window.has_makespan:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     metrics |= throughput.compute_work_figures(
         group, state.job, log, logged, windows, metrics.get("makespan_s"), state.holds
@@ -380,8 +379,7 @@ def _compute_group_metrics(
     """Return the figures of the measured jobs, and the total rates of the co-runners in `all_jobs`."""
     metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_co_runner])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
-    has_length = group.window.kind is not WindowKind.INTERLEAVED and not group.window.stops_scripts
-    if len(spans) == len(jobs) and has_length:
+    if len(spans) == len(jobs) and group.window.has_makespan:
         lengths = [end - start for start, end in spans]
         if group.sequential:
             # The makespan of a sequential group leaves out the starts of processes between the jobs.

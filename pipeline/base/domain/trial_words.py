@@ -11,7 +11,11 @@ from pipeline.base.domain.records import Job
 
 def find_shared_words(trials: Sequence[Job]) -> frozenset[int]:
     """Find the places of the arguments that are equal in all trials, without a flag before one that differs."""
-    rows = [_list_arguments(trial) for trial in trials]
+    return find_shared_places([_list_arguments(trial) for trial in trials])
+
+
+def find_shared_places(rows: Sequence[Sequence[str]]) -> frozenset[int]:
+    """Find the places of the words that are equal in all rows, without a flag before one that differs."""
     if len(rows) < 2 or len({len(words) for words in rows}) > 1:
         return frozenset()
     shared = {place for place, words in enumerate(zip(*rows, strict=True)) if len(set(words)) == 1}

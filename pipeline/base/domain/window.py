@@ -70,6 +70,11 @@ class Window:
         return self.kind is WindowKind.LOGGED and self.seconds > 0
 
     @property
+    def has_makespan(self) -> bool:
+        """True if the time from the begin to the end of the jobs is a result."""
+        return self.kind is not WindowKind.INTERLEAVED and not self.stops_scripts
+
+    @property
     def length_text(self) -> str:
         """Length of a steady window, as text: `20 s`, or `1 to 10 s` by need."""
         return f"{self.seconds:.12g} to {self.most_s:.12g} s" if self.most_s else f"{self.seconds:.12g} s"

@@ -69,7 +69,7 @@ class Recommendation:
     @cached_property
     def _known(self) -> list[Cell]:
         """The candidates that were measured in enough blocks; the others may be better, but are not chosen."""
-        least = min(_ENOUGH_BLOCKS, max(len(cell.values[SPEEDUP]) for cell in self.candidates[1:]))
+        least = min(_ENOUGH_BLOCKS, max((len(cell.values[SPEEDUP]) for cell in self.candidates[1:]), default=0))
         return [cell for cell in self.candidates if len(cell.values[SPEEDUP]) >= least]
 
     @cached_property
@@ -235,7 +235,7 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
     rivals = _list_rivals(recommendation.open)
     if not is_decided and gains:
-        before = "Sharing gains; only how many is not decided"
+        before = "Sharing gains, but the best number or mode is not decided"
         yield f"{before}: as good or better may be {rivals}." if rivals else f"{before}."
     elif not is_decided and rivals:
         yield f"As good or better may be {rivals}."
@@ -355,6 +355,7 @@ def _format_entry(cell: Cell | None, recommendation: Recommendation, most: float
     eighths = max(1, round(_speedup(cell) / most * 64))
     if cell in recommendation.too_slow:
         return f"{_speedup(cell):.2f} too slow"
-    is_once = len(cell.values[SPEEDUP]) == 1 < max(len(one.values[SPEEDUP]) for one in recommendation.candidates[1:])
+    most_blocks = max((len(one.values[SPEEDUP]) for one in recommendation.candidates[1:]), default=0)
+    is_once = len(cell.values[SPEEDUP]) == 1 < most_blocks
     mark = " <" * (cell is recommendation.choice) + " once" * is_once
     return f"{_speedup(cell):.2f} {'█' * (eighths // 8)}{bar[eighths % 8 - 1] if eighths % 8 else ''}{mark}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.domain.trial_words import find_shared_places
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.figures.drawing import (
     FAINT,
@@ -192,11 +193,11 @@ def _labels(lines: Sequence[Line]) -> list[str]:
 
 def _leave_out_shared_words(labels: Sequence[str]) -> list[str]:
     """Return long labels, such as those of trials, without the words that are the same in all."""
-    rows = [label.split() for label in labels]
-    if max(map(len, labels)) <= _NAME_LENGTH or len({len(words) for words in rows}) > 1 or len(rows) == 1:
+    if max(map(len, labels)) <= _NAME_LENGTH:
         return list(labels)
-    differing = [place for place, words in enumerate(zip(*rows, strict=True)) if len(set(words)) > 1]
-    return [" ".join(words[place] for place in differing) for words in rows]
+    rows = [label.split() for label in labels]
+    shared = find_shared_places(rows)
+    return [" ".join(word for place, word in enumerate(words) if place not in shared) for words in rows]
 
 
 def _spans(axes: Axes, group: GroupSeries) -> None:

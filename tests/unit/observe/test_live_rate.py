@@ -151,8 +151,8 @@ class TestPrintedRates:
         assert not printed.is_over()
         self.now_s += 9
         assert printed.is_over()
-        found = live_rate.apply_patterns(group(jobs=(states[0].job,)), printed.patterns)
-        assert found.jobs[0].workload.work_unit == "samples"
+        measured = live_rate.apply_patterns(group(jobs=(states[0].job,)), printed.patterns)
+        assert measured.jobs[0].workload.work_unit == "samples"
 
     def test_rates_of_other_work_do_not_count(self, tmp_path):
         states = self.make_states(tmp_path, RateSource(is_sought=True))

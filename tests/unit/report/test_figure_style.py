@@ -258,6 +258,15 @@ def test_one_figure_has_the_case_in_every_mode_over_time():
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ends] == [(1.0, 900.0)] * 3
 
 
+def test_bars_of_trials_have_the_words_that_differ():
+    words = "train_timm --model resnetv2_50 --epochs 20"
+    labels = [f"{number} {words} --lr 0.1 --seed {number + 1}" for number in range(3)]
+    spans = tuple(JobSpan(label=label, start_s=0.0, end_s=1.0, result="ok") for label in labels)
+    (sketch,) = over_time.sketches([], dataclasses.replace(series(MPS, 10.0), spans=spans))
+    bars = sketch.paint().axes[-1]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["0 --seed 1", "1 --seed 2", "2 --seed 3"]
+
+
 def test_the_other_modes_of_a_group_have_its_jobs_and_if_possible_its_block():
     full_study = study(*collocation_study(2))
     chosen = next(row for row in full_study.rows if row.block == 2 and (row.scenario, row.name) == ("mps", "mps-M+S+S"))
