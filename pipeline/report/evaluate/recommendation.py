@@ -8,29 +8,20 @@ simpler than naive, naive than MPS, MPS than MIG, and few jobs are simpler than 
 from __future__ import annotations
 
 import dataclasses
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
 from pipeline.base.system.words import group_by
+from pipeline.report.evaluate.block_fit import BlockFit
 from pipeline.report.evaluate.cells import Cell, speed_ratios
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.statistics import (
-    MARGIN,
-    MIN_FOR_INTERVAL,
-    Estimate,
-    Test,
-    compare_pairs,
-    compute_half,
-    format_interval,
-    pool_deviations,
-)
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, Estimate, format_interval
 
 TOLERANCE = 0.05
 """A simpler candidate is recommended if it loses no more than this share of the speed; decided if by its interval."""
@@ -40,10 +31,10 @@ BOUND = 0.15
 """The most that another candidate may gain by its interval, after `_BLOCKS_FOR_BOUND`, if an answer is decided."""
 _BLOCKS_FOR_BOUND, _ENOUGH_BLOCKS = 2, 3
 """Blocks after which `BOUND` applies; and those after which a simpler candidate with a lower median is passed over."""
-_MIN_DEGREES = 4
-"""Degrees of freedom from which on the scatter of all candidates bounds each of them."""
 _LEVEL = 0.01
 """Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
+_LEVEL_OF_LOSS = 0.25
+"""Level of the test that a simpler candidate loses more than `TOLERANCE`, or the simpler one is taken."""
 _WIDTH = 80
 _ORDINALS = ("", "", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
@@ -67,6 +58,10 @@ class Recommendation:
     is_slow_alone: bool = False
 
     @cached_property
+    def _fit(self) -> BlockFit:
+        return BlockFit([cell.values[SPEEDUP] for cell in self.candidates])
+
+    @cached_property
     def _known(self) -> list[Cell]:
         """The candidates that were measured in enough blocks; the others may be better, but are not chosen."""
         least = min(_ENOUGH_BLOCKS, max((len(cell.values[SPEEDUP]) for cell in self.candidates[1:]), default=0))
@@ -74,21 +69,30 @@ class Recommendation:
 
     @cached_property
     def fastest(self) -> Cell:
-        return max(self._known, key=_speedup)
+        return max(self._known, key=lambda cell: self.compare(cell, self.candidates[0]).median)
 
     @cached_property
     def choice(self) -> Cell:
-        """The simplest candidate that is at most `TOLERANCE` slower than the fastest, by the median."""
-        return next(cell for cell in self._known if not self.is_slower(cell) and self._is_alike(cell))
+        """The simplest candidate that is hardly slower than the fastest.
+
+        If another one may be better although it was measured in enough blocks, the simplest without such a rival.
+        """
+        alike = [cell for cell in self._known if self._is_alike(cell)]
+        is_measured = all(len(rival.values[SPEEDUP]) >= _ENOUGH_BLOCKS for rival in self._list_open(alike[0]))
+        return next((cell for cell in alike if is_measured and not self._list_open(cell)), alike[0])
 
     @cached_property
     def open(self) -> tuple[Cell, ...]:
         """The candidates, other than the choice, that may still be the better choice."""
-        order = self.candidates.index(self.choice)
+        return self._list_open(self.choice)
+
+    def _list_open(self, choice: Cell) -> tuple[Cell, ...]:
+        order = self.candidates.index(choice)
         simpler, harder = self.candidates[:order], self.candidates[order + 1 :]
         # A simpler one that is slower by its median is no loss; but one at a time must be proven slower.
-        unproven = [cell for cell in simpler if not self.is_slower(cell) and not self._is_passed(cell)]
-        return (*unproven, *(cell for cell in harder if not self.is_slower(cell) and self._may_be_faster(cell)))
+        unproven = [cell for cell in simpler if not self.is_slower(cell) and not self._is_passed(cell, choice)]
+        faster = [cell for cell in harder if not self.is_slower(cell) and self._may_be_faster(cell, choice)]
+        return (*unproven, *faster)
 
     @property
     def has_interval(self) -> bool:
@@ -101,43 +105,36 @@ class Recommendation:
         modes = group_by([*self.candidates[1:], *self.without_isolation], lambda cell: cell.mode)
         return [max(cells, key=_speedup) for cells in modes.values()]
 
+    def compare(self, cell: Cell, other: Cell, *, is_one_sided: bool = False, level: float = 0.05) -> Estimate:
+        """Return the speed of a candidate over that of another, by a fit to all of them."""
+        places = self.candidates.index(cell), self.candidates.index(other)
+        return self._fit.compare(*places, is_one_sided=is_one_sided, level=level)
+
     def _is_alike(self, cell: Cell) -> bool:
-        # The mean of few blocks scatters less than their median.
-        return cell is self.fastest or math.exp(_test(self.fastest, cell).mean) <= 1 + TOLERANCE
+        ratio = self.compare(self.fastest, cell, is_one_sided=True, level=_LEVEL_OF_LOSS)
+        return cell is self.fastest or (ratio.median if ratio.low is None else ratio.low) <= 1 + TOLERANCE
 
     def is_slower(self, cell: Cell) -> bool:
         """Return whether a candidate is slower than the fastest, by its interval and by more than the margin.
 
         Of a drifting host, few blocks have no narrow interval; but a candidate that is much slower in each is slower.
         """
-        test = _test(self.fastest, cell)
-        if test.ratio.n < MIN_FOR_INTERVAL:
-            return test.ratio.median > _MUCH_SLOWER[max(0, test.ratio.n - 1)]
-        if min(speed_ratios(self.fastest, cell, (SPEEDUP,))[0].values()) > _MUCH_SLOWER[-1]:
+        ratio = self.compare(self.fastest, cell, level=_LEVEL)
+        if ratio.n < MIN_FOR_INTERVAL:
+            return ratio.median > _MUCH_SLOWER[max(0, ratio.n - 1)]
+        by_block, _ = speed_ratios(self.fastest, cell, (SPEEDUP,))
+        if min(by_block.values(), default=0.0) > _MUCH_SLOWER[-1]:
             return True
-        return test.ratio.median > 1 + MARGIN and test.p_different is not None and test.p_different < _LEVEL
+        return ratio.median > 1 + MARGIN and ratio.low is not None and ratio.low > 1
 
-    def _is_passed(self, cell: Cell) -> bool:
+    def _is_passed(self, cell: Cell, choice: Cell) -> bool:
         if cell.sharing == SERIAL:
             return False
-        ratio = self.bound(cell, is_one_sided=True)
+        ratio = self.compare(cell, choice, is_one_sided=True)
         return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
-    def bound(self, cell: Cell, *, is_one_sided: bool = False) -> Estimate:
-        """Return the speed of a candidate over that of the choice, with its interval by the scatter of all candidates.
-
-        With `is_one_sided`, the speed lies below the upper limit alone, and above the lower one alone, at that level.
-        """
-        test = _test(cell, self.choice)
-        deviation, degrees = self._scatter
-        if degrees < _MIN_DEGREES or not test.ratio.n:
-            return test.ratio
-        half = compute_half(deviation / math.sqrt(test.ratio.n), degrees, is_one_sided=is_one_sided)
-        middle, low, high = (math.exp(test.mean + step) for step in (0, -half, half))
-        return Estimate(median=middle, low=low, high=high, n=test.ratio.n)
-
-    def _may_be_faster(self, cell: Cell) -> bool:
-        ratio = self.bound(cell, is_one_sided=True)
+    def _may_be_faster(self, cell: Cell, choice: Cell) -> bool:
+        ratio = self.compare(cell, choice, is_one_sided=True)
         has_enough = ratio.n >= _BLOCKS_FOR_BOUND or self._is_between(cell)
         return ratio.high is None or ratio.high > 1 + (BOUND if has_enough else TOLERANCE)
 
@@ -149,15 +146,6 @@ class Recommendation:
             if other.mode == cell.mode and len(other.values[SPEEDUP]) >= _ENOUGH_BLOCKS
         ]
         return bool(known) and min(known) < cell.degree < max(known)
-
-    @cached_property
-    def _scatter(self) -> tuple[float, int]:
-        """The standard deviation of the log ratios of the candidates to the choice, pooled, and its degrees of freedom.
-
-        All groups run on one machine within minutes, so few blocks of many candidates tell how much each one scatters.
-        """
-        tests = [_test(cell, self.choice) for cell in self.candidates[1:] if cell is not self.choice]
-        return pool_deviations((test.deviation, test.ratio.n - 1) for test in tests if test.deviation is not None)
 
 
 def recommend(cells: Iterable[Cell]) -> Recommendation | None:
@@ -195,17 +183,6 @@ def _make_serial(cells: Sequence[Cell]) -> Cell:
 
 def _speedup(cell: Cell) -> float:
     return cell.estimates[SPEEDUP].median
-
-
-def _test(cell: Cell, other: Cell) -> Test:
-    by_block, _ = speed_ratios(cell, other, (SPEEDUP,))
-    if not by_block:
-        median = _speedup(cell) / _speedup(other)
-        ratio = Estimate(median=median, low=None, high=None, n=0)
-        return Test(ratio=ratio, p_different=None, p_equal=None, mean=math.log(median), deviation=None)
-    side = other if cell.sharing == SERIAL else cell
-    is_drifting = SERIAL in (cell.sharing, other.sharing) and side.is_drifting(side.values[SPEEDUP])
-    return compare_pairs(select_independent(by_block, side.gpus), is_drifting=is_drifting)
 
 
 def describe_recommendation(recommendation: Recommendation, *, memory_mib: float | None, is_decided: bool) -> list[str]:
@@ -288,7 +265,7 @@ def _describe_next(recommendation: Recommendation) -> Iterator[str]:
             if not cell.is_wholly_invalid:
                 yield f"{subject}: {cell.reason or cell.finding.value}."
         else:
-            yield f"{subject} {_describe_gain(recommendation.bound(cell))}."
+            yield f"{subject} {_describe_gain(recommendation.compare(cell, choice))}."
 
 
 def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
@@ -296,7 +273,8 @@ def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
     choice, fastest = recommendation.choice, recommendation.fastest
     is_next = fastest.degree == choice.degree + 1
     if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
-        yield f"{_name(fastest, is_start=True)} gain too little: {_describe_most(recommendation.bound(fastest))}."
+        most = _describe_most(recommendation.compare(fastest, choice))
+        yield f"{_name(fastest, is_start=True)} gain too little: {most}."
 
 
 def _describe_most(ratio: Estimate) -> str:
