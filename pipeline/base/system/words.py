@@ -37,9 +37,11 @@ def list_first(names: Sequence[str], most: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration for users: `42 s`, `7 min`, `3 h 05 min`."""
+    """Format a duration for users: `42 s`, `6.7 min`, `42 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{seconds / 60:.2g} min"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 

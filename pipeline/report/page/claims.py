@@ -271,13 +271,14 @@ def _fill_in_defaults(raw: Any) -> Any:
 
 
 def _fill_in_query(query: Any, shared: Mapping[str, Any]) -> Any:
-    """Copy shared keys to a query; the parts of a combination are neither rounded nor scaled."""
+    """Copy shared keys to a query; of a combination, the parts are exact, with a scale of their own or none."""
     if not isinstance(query, dict):
         return query
     query = {**shared, **query}
     if isinstance(query.get("of"), list):
-        exact = {**shared, "of": [], "show": "median", "format": ".15g", "scale": 1.0}
-        query["of"] = [_fill_in_query(part, exact) for part in query["of"]]
+        unscaled, exact = {**shared, "of": [], "show": "median", "scale": 1.0}, {"format": ".15g"}
+        parts = [_fill_in_query(part, unscaled) for part in query["of"]]
+        query["of"] = [{**part, **exact} if isinstance(part, dict) else part for part in parts]
     return query
 
 

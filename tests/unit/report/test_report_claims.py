@@ -165,7 +165,7 @@ SHOWN = {
         {
             "quantity": "distance",
             "scale": 100,
-            "of": [{**GAINS, "mode": "naive", "block": 1}, {**GAINS, "block": 1}],
+            "of": [{**GAINS, "mode": "naive", "block": 1, "format": ".0f"}, {**GAINS, "block": 1}],  # not rounded
             "format": ".3f",
         },
         f"{100 * (1 - (2 * NAIVE[0] / SERIAL[0]) / (2 * MPS[0] / SERIAL[0])):.3f}",
