@@ -9,6 +9,7 @@ study ends when the answer is decided, or when its minutes are over.
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ _GROUPS_OF_A_SEARCH = 30
 """Groups that a search needs, about, to be decided."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
+_LEAST_BLOCKS = 2
+"""Blocks of a candidate with which an answer may be decided once the minutes are over."""
 _BLOCKS_WITHOUT_FIGURE = 2
 """Blocks after which a study ends if none of its groups has a valid speed-up."""
 
@@ -61,6 +64,8 @@ class Climb:
         self.is_decided = False
         self._begin_s = clock()
         self._is_first = True
+        self._launched: tuple[int, float] | None = None  # the last launch: its number of jobs, and its begin
+        self._took_s: dict[int, float] = {}  # of the last launch with each number of jobs
         self._block, self._chosen = 1, set[str]()
         shared = {group.key: group for group in groups if not group.sequential and group.skip_reason is None}
         self._ladders = [
@@ -70,6 +75,14 @@ class Climb:
 
     def select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
         """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
+        if self._launched is not None:
+            number, begin_s = self._launched
+            self._took_s[number] = self._clock() - begin_s
+        selected = self._select(launch, rows)
+        self._launched = (len(selected[0].jobs), self._clock()) if selected else None
+        return selected
+
+    def _select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
         if rows and self._is_first:
             self._is_first = False
             if rows[0].group.window.kind is WindowKind.WORK:
@@ -78,7 +91,7 @@ class Climb:
             self._begin_block(launch[0].block, rows)
         if any(_fails_alone(row) for row in rows):
             return []
-        if self.remaining_s <= 0:  # only the job alone, without which groups of its block have no speed-up
+        if self._is_over(len(launch[0].jobs)):  # only the job alone, without which groups of its block have no speed-up
             of_block = [row for row in rows if row.group.block == self._block == launch[0].block]
             is_missing = bool(of_block) and not any(row.group.sequential for row in of_block)
             return [group for group in launch if group.sequential] if is_missing else []
@@ -122,6 +135,11 @@ class Climb:
     def remaining_s(self) -> float:
         """The seconds until no group is started."""
         return 60 * self.minutes - (self._clock() - self._begin_s)
+
+    def _is_over(self, num_jobs: int) -> bool:
+        """Return whether the minutes are over, or most of a launch would come after them."""
+        took_s = max((seconds for number, seconds in self._took_s.items() if number <= num_jobs), default=0.0)
+        return self.remaining_s <= 0 or self.remaining_s < took_s / 2
 
     def evaluate(self, rows: Sequence[GroupResult]) -> None:
         """Update the recommendation, and the groups that the next block runs."""
@@ -219,6 +237,10 @@ class Climb:
         from pipeline.report.evaluate.recommendation import describe_recommendation
 
         self.evaluate(rows)
+        if self.recommendation is not None and not self.is_decided:  # no further block will decide it
+            with_few = dataclasses.replace(self.recommendation, enough_blocks=_LEAST_BLOCKS)
+            if with_few.has_interval and not with_few.open:
+                self.recommendation, self.is_decided = with_few, True
         device = rows[0].group.device
         is_gpu = device.is_gpu
         if failed := next(filter(_fails_alone, rows), None):
@@ -236,7 +258,8 @@ class Climb:
         )
         yield ""
         blocks = format_count(len({row.group.block for row in rows}), "block")
-        yield f"{blocks} on {device.name}; a range (95 %) needs a number in three blocks."
+        ranges = "ranges are 95 % intervals" if recommendation.has_intervals else "a range (95 %) needs more blocks"
+        yield f"{blocks} on {device.name}; {ranges}."
         if rows[0].group.window.stops_scripts:
             name = rows[0].group.jobs[0].workload.name
             yield f"Measured is the speed that {name} prints; its start-up does not count."

@@ -206,6 +206,29 @@ def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
     assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
 
 
+def test_two_blocks_decide_when_the_minutes_are_over_if_their_intervals_do():
+    curves = {"naive": (1, 1.9, 2.8, 3.6, 3.7, 3.6), "mps": (1, 1.5, 1.8, 2.0, 2.1, 2.1)}
+    climb, rows = search(plan(curves), Machine(curves, 0, noise=0.01), minutes=9 * GROUP_S / 60)
+    assert max(row.group.block for row in rows) == 2 and not climb.is_decided
+    text = " ".join(climb.answer(rows, ["run.py"]))
+    assert text.startswith("Run 4 copies side by side (naive): 3.6") and climb.is_decided and "go on:" not in text
+
+
+def test_no_group_starts_of_which_most_would_come_after_the_minutes():
+    class Slow(Machine):
+        def run(self, the_group):
+            row = super().run(the_group)
+            self.clock_s += 10 * len(the_group.jobs) - GROUP_S
+            return row
+
+    curves = {"naive": (1, 1.9, 2.8, 3.6, 4.0, 4.2)}
+    for minutes in (2.0, 2.5, 3.0, 3.5, 4.0):
+        machine = Slow(curves, 0, noise=0.1)
+        _, rows = search(plan(curves), machine, minutes=minutes)
+        longest_s = max(10 * len(row.group.jobs) for row in rows)
+        assert len(rows) >= 4 and machine.clock_s <= 60 * minutes + longest_s / 2 + 10  # and the job alone
+
+
 def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
     curves = {**CURVES["saturating"], "streams": (1, 2.0, 2.6, 2.5)}
     machine = Machine(curves, 0, noise=0.002)
@@ -214,7 +237,7 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
         climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
     )
     text = " ".join(lines)
-    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.28 to 2.33); each takes up to 1.30")
+    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.29 to 2.32); each takes up to 1.30")
     assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
     assert "Same user, no isolation: 3 copies in one process, 2.6" in text
     assert "scenario=mps degree=3 baseline=never -- train.py --epochs 3" in text

@@ -8,24 +8,36 @@ of all figures about the fit bounds each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.report.evaluate.statistics import Estimate, compute_half
 
-_MIN_DEGREES = 4
+Floats = NDArray[np.float64]
+_MIN_DEGREES = 3
 """Degrees of freedom from which on the scatter is known well enough for an interval."""
+_BEND = 0.5
+"""Standard deviation of the change of a curve's slope: of the logarithm of the figure by position."""
+_ROUNDS, _FIRST_VARIANCE = 8, 0.05**2
+"""Rounds in which the scatter and the weight of the curves are found; the scatter while the figures do not tell it."""
 
 
 class BlockFit:
     """The fit by least squares to the logarithms.
 
+    Candidates may lie on curves, which bend little between near positions: each inner candidate of a curve lies on the
+    line between its neighbours, apart from a deviation with a known scatter (`_BEND`).
+
     Args:
         figures: the positive figures of each candidate by block; every candidate shares a block with another one.
+        curves: the places of the candidates of each curve, with their positions, in ascending order.
     """
 
-    def __init__(self, figures: Sequence[Mapping[int, float]]) -> None:
+    def __init__(
+        self, figures: Sequence[Mapping[int, float]], curves: Sequence[Sequence[tuple[int, float]]] = ()
+    ) -> None:
         self._num_blocks = [len(by_block) for by_block in figures]
         blocks = sorted(set().union(*figures))
         entries = [(place, by_block) for place, by_block in enumerate(figures)]
@@ -34,11 +46,15 @@ class BlockFit:
         design = np.zeros((len(rows), len(figures) + len(blocks)))
         for number, columns in enumerate(rows):
             design[number, columns] = 1.0
-        self._inverse = np.linalg.pinv(design.T @ design)
-        self._logs = self._inverse @ design.T @ logs
-        self._degrees = len(rows) - (len(figures) + len(blocks) - 1)
-        squares = float(np.sum((logs - design @ self._logs) ** 2))
-        self._deviation = math.sqrt(squares / self._degrees) if self._degrees > 0 else math.nan
+        bends = np.array([bend for curve in curves for bend in _list_bends(curve, design.shape[1])])
+        self._variance = 0.0
+        for _ in range(_ROUNDS if len(bends) else 1):
+            precision = design.T @ design + (self._variance * bends.T @ bends if len(bends) else 0.0)
+            self._inverse = np.linalg.pinv(precision, hermitian=True)
+            self._logs = self._inverse @ design.T @ logs
+            self._degrees = len(rows) - float(np.trace(self._inverse @ design.T @ design))
+            squares = float(np.sum((logs - design @ self._logs) ** 2))
+            self._variance = squares / self._degrees if self._degrees > 0.5 else _FIRST_VARIANCE
 
     @property
     def has_intervals(self) -> bool:
@@ -55,7 +71,15 @@ class BlockFit:
         if not self.has_intervals:
             return Estimate(median=math.exp(middle), low=None, high=None, n=n)
         inverse = self._inverse
-        variance = inverse[place, place] + inverse[other, other] - 2 * inverse[place, other]
-        error = self._deviation * math.sqrt(max(0.0, float(variance)))
+        factor = inverse[place, place] + inverse[other, other] - 2 * inverse[place, other]
+        error = math.sqrt(max(0.0, self._variance * float(factor)))
         half = compute_half(error, self._degrees, is_one_sided=is_one_sided, level=level)
         return Estimate(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half), n=n)
+
+
+def _list_bends(curve: Sequence[tuple[int, float]], num_columns: int) -> Iterator[Floats]:
+    """Yield, for each inner candidate of a curve, its expected deviation from the line between its neighbours, as 1."""
+    for (before, x), (place, y), (after, z) in zip(curve, curve[1:], curve[2:], strict=False):
+        row = np.zeros(num_columns)
+        row[[before, place, after]] = -(z - y) / (z - x), 1.0, -(y - x) / (z - x)
+        yield row / (_BEND * (y - x) * (z - y) / (z - x))

@@ -8,6 +8,7 @@ simpler than naive, naive than MPS, MPS than MIG, and few jobs are simpler than 
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ _MUCH_SLOWER = (1.3, 1.2)
 """Ratios to the fastest candidate that leave a candidate out: of one block, or of each of two or more."""
 BOUND = 0.15
 """The most that another candidate may gain by its interval, after `_BLOCKS_FOR_BOUND`, if an answer is decided."""
-_BLOCKS_FOR_BOUND, _ENOUGH_BLOCKS = 2, 3
-"""Blocks after which `BOUND` applies; and those after which a simpler candidate with a lower median is passed over."""
+_BLOCKS_FOR_BOUND = 2
+"""Blocks after which `BOUND` applies."""
 _LEVEL = 0.01
 """Level of each test for a difference: a study tests after every block, so that the level of a verdict is too high."""
 _LEVEL_OF_LOSS = 0.25
@@ -49,6 +50,7 @@ class Recommendation:
         without_figure: cells that ran out of memory, were skipped or have no valid block.
         too_slow: cells of services that missed their objective in a block.
         is_slow_alone: whether the service alone missed it.
+        enough_blocks: blocks after which a candidate is chosen, and a simpler one that seems slower is passed over.
     """
 
     candidates: tuple[Cell, ...]
@@ -56,15 +58,22 @@ class Recommendation:
     without_figure: tuple[Cell, ...]
     too_slow: tuple[Cell, ...] = ()
     is_slow_alone: bool = False
+    enough_blocks: int = 3
 
     @cached_property
     def _fit(self) -> BlockFit:
-        return BlockFit([cell.values[SPEEDUP] for cell in self.candidates])
+        of_modes = group_by(range(1, len(self.candidates)), lambda place: self.candidates[place].mode)
+        # One at a time is one job of each mode.
+        curves = [
+            [(place, math.log2(self.candidates[place].degree)) for place in (0, *of_mode)]
+            for of_mode in of_modes.values()
+        ]
+        return BlockFit([cell.values[SPEEDUP] for cell in self.candidates], curves)
 
     @cached_property
     def _known(self) -> list[Cell]:
         """The candidates that were measured in enough blocks; the others may be better, but are not chosen."""
-        least = min(_ENOUGH_BLOCKS, max((len(cell.values[SPEEDUP]) for cell in self.candidates[1:]), default=0))
+        least = min(self.enough_blocks, max((len(cell.values[SPEEDUP]) for cell in self.candidates[1:]), default=0))
         return [cell for cell in self.candidates if len(cell.values[SPEEDUP]) >= least]
 
     @cached_property
@@ -78,7 +87,7 @@ class Recommendation:
         If another one may be better although it was measured in enough blocks, the simplest without such a rival.
         """
         alike = [cell for cell in self._known if self._is_alike(cell)]
-        is_measured = all(len(rival.values[SPEEDUP]) >= _ENOUGH_BLOCKS for rival in self._list_open(alike[0]))
+        is_measured = all(len(rival.values[SPEEDUP]) >= self.enough_blocks for rival in self._list_open(alike[0]))
         return next((cell for cell in alike if is_measured and not self._list_open(cell)), alike[0])
 
     @cached_property
@@ -95,9 +104,14 @@ class Recommendation:
         return (*unproven, *faster)
 
     @property
+    def has_intervals(self) -> bool:
+        return self._fit.has_intervals
+
+    @property
     def has_interval(self) -> bool:
-        """True if the choice and the fastest candidate were measured in enough blocks for an interval."""
-        return min(len(cell.values[SPEEDUP]) for cell in (self.choice, self.fastest)) >= MIN_FOR_INTERVAL
+        """True if the choice and the fastest candidate were measured in enough blocks, and have an interval."""
+        least = min(len(cell.values[SPEEDUP]) for cell in (self.choice, self.fastest))
+        return least >= self.enough_blocks and self._fit.has_intervals
 
     @property
     def best_of_modes(self) -> list[Cell]:
@@ -109,6 +123,16 @@ class Recommendation:
         """Return the speed of a candidate over that of another, by a fit to all of them."""
         places = self.candidates.index(cell), self.candidates.index(other)
         return self._fit.compare(*places, is_one_sided=is_one_sided, level=level)
+
+    def estimate_gain(self, cell: Cell) -> Estimate:
+        """Return the speed-up over serial, with the interval of the fit, if there is one."""
+        gain = cell.estimates[SPEEDUP]
+        if cell not in self.candidates or not self._fit.has_intervals:
+            return gain
+        fitted = self.compare(cell, self.candidates[0])
+        assert fitted.low is not None and fitted.high is not None
+        low, high = min(fitted.low, gain.median), max(fitted.high, gain.median)
+        return dataclasses.replace(gain, low=low, high=high)
 
     def _is_alike(self, cell: Cell) -> bool:
         ratio = self.compare(self.fastest, cell, is_one_sided=True, level=_LEVEL_OF_LOSS)
@@ -131,7 +155,7 @@ class Recommendation:
         if cell.sharing == SERIAL:
             return False
         ratio = self.compare(cell, choice, is_one_sided=True)
-        return ratio.n >= _ENOUGH_BLOCKS or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
+        return ratio.n >= self.enough_blocks or (ratio.high is not None and ratio.high < 1 - TOLERANCE)
 
     def _may_be_faster(self, cell: Cell, choice: Cell) -> bool:
         ratio = self.compare(cell, choice, is_one_sided=True)
@@ -143,7 +167,7 @@ class Recommendation:
         known = [
             other.degree
             for other in self.candidates
-            if other.mode == cell.mode and len(other.values[SPEEDUP]) >= _ENOUGH_BLOCKS
+            if other.mode == cell.mode and len(other.values[SPEEDUP]) >= self.enough_blocks
         ]
         return bool(known) and min(known) < cell.degree < max(known)
 
@@ -197,19 +221,21 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
     start = "" if is_decided or gains else "Not decided. So far: "
     if choice.sharing == SERIAL:
         best = max(candidates[1:], key=_speedup, default=None)
-        rival = "" if best is None else f" The best, {_name(best)}, does {_format_gain(best, ' the work')}."
+        rival = (
+            "" if best is None else f" The best, {_name(best)}, does {_format_gain(recommendation, best, ' the work')}."
+        )
         yield f"{start}Run one job at a time; sharing gains nothing.{rival}"
     else:
-        details = [_format_gain(choice, " the work an hour"), *_list_costs(choice, memory_mib)]
+        details = [_format_gain(recommendation, choice, " the work an hour"), *_list_costs(choice, memory_mib)]
         yield f"{start}Run {_name(choice)}: {'; '.join(details)}."
         yield from _describe_next(recommendation)
         yield from _explain_fewer(recommendation)
     for cell in recommendation.best_of_modes:
         if cell.mode != choice.mode and not cell.sharing.gives_up and choice.sharing != SERIAL:
-            yield f"{_name(cell, is_start=True)}: {_format_gain(cell)}."
+            yield f"{_name(cell, is_start=True)}: {_format_gain(recommendation, cell)}."
     for cell in recommendation.best_of_modes:
         if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
-            yield f"Same user, no isolation: {_name(cell)}, {_format_gain(cell)}."
+            yield f"Same user, no isolation: {_name(cell)}, {_format_gain(recommendation, cell)}."
     rivals = _list_rivals(recommendation.open)
     if not is_decided and gains:
         before = "Sharing gains, but the best number or mode is not decided"
@@ -304,8 +330,8 @@ def _name(cell: Cell, *, is_start: bool = False) -> str:
     return f"{jobs[0].upper() if is_start else jobs[0]}{jobs[1:]} {label}"
 
 
-def _format_gain(cell: Cell, noun: str = "") -> str:
-    gain = cell.estimates[SPEEDUP]
+def _format_gain(recommendation: Recommendation, cell: Cell, noun: str = "") -> str:
+    gain = recommendation.estimate_gain(cell)
     return f"{gain.median:.2f} times{noun}{format_interval(gain, '.2f')}"
 
 

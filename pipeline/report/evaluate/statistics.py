@@ -302,7 +302,7 @@ def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | N
     return None
 
 
-def compute_half(error: float, degrees: int, *, is_one_sided: bool = False, level: float = 1 - CONFIDENCE) -> float:
+def compute_half(error: float, degrees: float, *, is_one_sided: bool = False, level: float = 1 - CONFIDENCE) -> float:
     """Return the half-width of the t interval of a mean with a standard error, by the degrees of freedom."""
     return _t(1 - (level if is_one_sided else level / 2), degrees) * error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -41,3 +42,28 @@ def test_intervals_hold_the_true_ratio_as_often_as_they_say(is_one_sided):
         ratio = BlockFit(figures).compare(3, 1, is_one_sided=is_one_sided, level=0.1)
         num_inside += ratio.high > 2.5 / 1.5 and (is_one_sided or ratio.low < 2.5 / 1.5)
     assert 0.86 * num_studies < num_inside < 0.94 * num_studies
+
+
+def test_a_curve_narrows_the_intervals_of_few_blocks_and_they_still_hold():
+    degrees = [1, 2, 4, 6, 8, 10, 12]
+    curve = [(place, math.log2(degree)) for place, degree in enumerate(degrees)]
+    num_inside, num_studies, widths = 0, 0, {"alone": 0.0, "curve": 0.0}
+    for seed in range(300):
+        blocks = [range(3), *[range(1)] * 3, *[range(3)] * 3]
+        figures = make_figures([degree**0.7 for degree in degrees], blocks, noise=0.08, seed=seed)
+        fits = {"alone": BlockFit(figures), "curve": BlockFit(figures, [curve])}
+        ratios = {name: fit.compare(5, 4, level=0.1) for name, fit in fits.items()}
+        if None in (ratios["alone"].low, ratios["curve"].low):
+            continue
+        num_studies += 1
+        for name, ratio in ratios.items():
+            widths[name] += math.log(ratio.high / ratio.low)
+        num_inside += ratios["curve"].low < 1.25**0.7 < ratios["curve"].high
+    assert num_inside > 0.86 * num_studies > 100 and widths["curve"] < 0.8 * widths["alone"]
+
+
+def test_without_noise_a_curve_changes_nothing():
+    blocks = [range(3)] * 4
+    figures = make_figures([1.0, 2.0, 3.9, 2.5], blocks, noise=0.0, seed=3)
+    fit = BlockFit(figures, [[(place, float(place)) for place in range(4)]])
+    assert fit.compare(2, 0).median == pytest.approx(3.9, rel=1e-6)
