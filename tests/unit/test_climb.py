@@ -117,6 +117,31 @@ def test_of_a_hundred_answers_with_noise_eighty_are_right_and_at_most_five_are_w
     assert outcomes["right"] >= 80 and outcomes["wrong"] <= 5
 
 
+def rise(most, last, step):
+    """Return a curve that rises nearly linearly to its best number, and falls by a step for each further job."""
+    return [min(n**0.95, most**0.95) - step * max(0, n - last) for n in range(1, 17)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group_s", "job_s", "least_decided"), [(20, 0, 21), (12, 6, 11)])
+def test_with_much_noise_ten_minutes_decide_most_searches_and_hardly_any_is_wrong(group_s, job_s, least_decided):
+    class Costly(Machine):
+        def run(self, the_group):
+            row = super().run(the_group)
+            self.clock_s += group_s + job_s * len(the_group.jobs) - GROUP_S
+            return row
+
+    num_decided = num_wrong = 0
+    for curve in (rise(6, 12, 0.05), rise(9, 10, 0.1), rise(2, 4, 0.05)):
+        curves = {"naive": curve}
+        for seed in range(8):
+            climb, rows = search(plan_turns(curves), Costly(curves, seed, noise=0.08, drift=0.03))
+            list(climb.answer(rows, ["run.py"]))
+            num_decided += climb.is_decided
+            num_wrong += climb.is_decided and curve[name(climb)[1] - 1] < 0.9 * max(curve)
+    assert num_decided >= least_decided and num_wrong <= 1, (num_decided, num_wrong)
+
+
 def test_a_mode_gets_one_more_job_only_while_its_speed_rises():
     curves = {"naive": (1, 1.5, 1.4, 9.9), "mps": (1, 1.8, 2.3, 2.0, 9.9)}
     _, rows = search(plan(curves), Machine(curves, 0, noise=0.0))
