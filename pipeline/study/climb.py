@@ -139,7 +139,7 @@ class Climb:
     def _is_over(self, num_jobs: int) -> bool:
         """Return whether the minutes are over, or most of a launch would come after them."""
         took_s = max((seconds for number, seconds in self._took_s.items() if number <= num_jobs), default=0.0)
-        return self.remaining_s <= 0 or self.remaining_s < took_s / 2
+        return self.remaining_s <= took_s / 2
 
     def evaluate(self, rows: Sequence[GroupResult]) -> None:
         """Update the recommendation, and the groups that the next block runs."""
@@ -171,7 +171,7 @@ class Climb:
         best_keys = {keys[cell.case, cell.degree, cell.mode] for cell in best}
         rungs = set(self._list_next_rungs(best_keys - slower, ran, speeds))
         self._chosen = contenders | rungs
-        self.is_decided = recommendation.has_interval and not recommendation.open and not rungs
+        self.is_decided = recommendation.is_decided and not rungs
 
     def _warn_of_long_runs(self) -> None:
         group_s = self._clock() - self._begin_s
@@ -239,7 +239,7 @@ class Climb:
         self.evaluate(rows)
         if self.recommendation is not None and not self.is_decided:  # no further block will decide it
             with_few = dataclasses.replace(self.recommendation, enough_blocks=_LEAST_BLOCKS)
-            if with_few.has_interval and not with_few.open:
+            if with_few.is_decided:
                 self.recommendation, self.is_decided = with_few, True
         device = rows[0].group.device
         is_gpu = device.is_gpu

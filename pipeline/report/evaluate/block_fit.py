@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.report.evaluate.statistics import Estimate, compute_half
+from pipeline.report.evaluate.statistics import CONFIDENCE, Estimate, compute_half
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from pipeline.report.evaluate.statistics import Floats
+
 _MIN_DEGREES = 3
 """Degrees of freedom from which on the scatter is known well enough for an interval."""
 _BEND = 0.5
@@ -40,19 +42,20 @@ class BlockFit:
     ) -> None:
         self._num_blocks = [len(by_block) for by_block in figures]
         blocks = sorted(set().union(*figures))
-        entries = [(place, by_block) for place, by_block in enumerate(figures)]
-        rows = [(place, len(figures) + blocks.index(block)) for place, by_block in entries for block in by_block]
+        rows = [
+            (place, len(figures) + blocks.index(block)) for place, by_block in enumerate(figures) for block in by_block
+        ]
         logs = np.log([value for by_block in figures for value in by_block.values()])
         design = np.zeros((len(rows), len(figures) + len(blocks)))
         for number, columns in enumerate(rows):
             design[number, columns] = 1.0
-        bends = np.array([bend for curve in curves for bend in _list_bends(curve, design.shape[1])])
+        bends = [bend for curve in curves for bend in _list_bends(curve, design.shape[1])]
+        normal, of_bends = design.T @ design, sum((np.outer(bend, bend) for bend in bends), np.zeros(1))
         self._variance = 0.0
-        for _ in range(_ROUNDS if len(bends) else 1):
-            precision = design.T @ design + (self._variance * bends.T @ bends if len(bends) else 0.0)
-            self._inverse = np.linalg.pinv(precision, hermitian=True)
+        for _ in range(_ROUNDS):
+            self._inverse = np.linalg.pinv(normal + self._variance * of_bends, hermitian=True)
             self._logs = self._inverse @ design.T @ logs
-            self._degrees = len(rows) - float(np.trace(self._inverse @ design.T @ design))
+            self._degrees = len(rows) - float(np.trace(self._inverse @ normal))
             squares = float(np.sum((logs - design @ self._logs) ** 2))
             self._variance = squares / self._degrees if self._degrees > 0.5 else _FIRST_VARIANCE
 
@@ -60,7 +63,7 @@ class BlockFit:
     def has_intervals(self) -> bool:
         return self._degrees >= _MIN_DEGREES
 
-    def compare(self, place: int, other: int, *, is_one_sided: bool = False, level: float = 0.05) -> Estimate:
+    def compare(self, place: int, other: int, *, is_one_sided: bool = False, level: float = 1 - CONFIDENCE) -> Estimate:
         """Return the factor of one candidate over that of another, with its interval, if the scatter is known.
 
         With `is_one_sided`, the ratio is below the upper limit, and above the lower one, each with a probability of

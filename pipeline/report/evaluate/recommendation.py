@@ -22,7 +22,7 @@ from pipeline.base.system.words import group_by
 from pipeline.report.evaluate.block_fit import BlockFit
 from pipeline.report.evaluate.cells import Cell, speed_ratios
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, Estimate, format_interval
+from pipeline.report.evaluate.statistics import CONFIDENCE, MARGIN, MIN_FOR_INTERVAL, Estimate, format_interval
 
 TOLERANCE = 0.05
 """A simpler candidate is recommended if it loses no more than this share of the speed; decided if by its interval."""
@@ -87,8 +87,10 @@ class Recommendation:
         If another one may be better although it was measured in enough blocks, the simplest without such a rival.
         """
         alike = [cell for cell in self._known if self._is_alike(cell)]
-        is_measured = all(len(rival.values[SPEEDUP]) >= self.enough_blocks for rival in self._list_open(alike[0]))
-        return next((cell for cell in alike if is_measured and not self._list_open(cell)), alike[0])
+        rivals = self._list_open(alike[0])
+        if any(len(rival.values[SPEEDUP]) < self.enough_blocks for rival in rivals):
+            return alike[0]
+        return next((cell for cell in alike if not self._list_open(cell)), alike[0])
 
     @cached_property
     def open(self) -> tuple[Cell, ...]:
@@ -108,10 +110,10 @@ class Recommendation:
         return self._fit.has_intervals
 
     @property
-    def has_interval(self) -> bool:
-        """True if the choice and the fastest candidate were measured in enough blocks, and have an interval."""
+    def is_decided(self) -> bool:
+        """True if the choice and the fastest candidate were measured in enough blocks, and no other may be better."""
         least = min(len(cell.values[SPEEDUP]) for cell in (self.choice, self.fastest))
-        return least >= self.enough_blocks and self._fit.has_intervals
+        return least >= self.enough_blocks and self.has_intervals and not self.open
 
     @property
     def best_of_modes(self) -> list[Cell]:
@@ -119,7 +121,9 @@ class Recommendation:
         modes = group_by([*self.candidates[1:], *self.without_isolation], lambda cell: cell.mode)
         return [max(cells, key=_speedup) for cells in modes.values()]
 
-    def compare(self, cell: Cell, other: Cell, *, is_one_sided: bool = False, level: float = 0.05) -> Estimate:
+    def compare(
+        self, cell: Cell, other: Cell, *, is_one_sided: bool = False, level: float = 1 - CONFIDENCE
+    ) -> Estimate:
         """Return the speed of a candidate over that of another, by a fit to all of them."""
         places = self.candidates.index(cell), self.candidates.index(other)
         return self._fit.compare(*places, is_one_sided=is_one_sided, level=level)
@@ -127,10 +131,9 @@ class Recommendation:
     def estimate_gain(self, cell: Cell) -> Estimate:
         """Return the speed-up over serial, with the interval of the fit, if there is one."""
         gain = cell.estimates[SPEEDUP]
-        if cell not in self.candidates or not self._fit.has_intervals:
+        fitted = self.compare(cell, self.candidates[0]) if cell in self.candidates else gain
+        if fitted.low is None or fitted.high is None:
             return gain
-        fitted = self.compare(cell, self.candidates[0])
-        assert fitted.low is not None and fitted.high is not None
         low, high = min(fitted.low, gain.median), max(fitted.high, gain.median)
         return dataclasses.replace(gain, low=low, high=high)
 

@@ -276,9 +276,8 @@ def _fill_in_query(query: Any, shared: Mapping[str, Any]) -> Any:
         return query
     query = {**shared, **query}
     if isinstance(query.get("of"), list):
-        unscaled, exact = {**shared, "of": [], "show": "median", "scale": 1.0}, {"format": ".15g"}
-        parts = [_fill_in_query(part, unscaled) for part in query["of"]]
-        query["of"] = [{**part, **exact} if isinstance(part, dict) else part for part in parts]
+        parts = [_fill_in_query(part, {**shared, "of": [], "show": "median", "scale": 1.0}) for part in query["of"]]
+        query["of"] = [{**part, "format": ".15g"} if isinstance(part, dict) else part for part in parts]
     return query
 
 
