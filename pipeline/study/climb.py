@@ -237,7 +237,8 @@ class Climb:
         from pipeline.report.evaluate.recommendation import describe_recommendation
 
         self.evaluate(rows)
-        if self.recommendation is not None and not self.is_decided:  # no further block will decide it
+        is_over = self._is_over(max(self._took_s, default=1))
+        if self.recommendation is not None and not self.is_decided and is_over:
             with_few = dataclasses.replace(self.recommendation, enough_blocks=_LEAST_BLOCKS)
             if with_few.is_decided:
                 self.recommendation, self.is_decided = with_few, True

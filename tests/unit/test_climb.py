@@ -237,6 +237,8 @@ def test_two_blocks_decide_when_the_minutes_are_over_if_their_intervals_do():
     assert max(row.group.block for row in rows) == 2 and not climb.is_decided
     text = " ".join(climb.answer(rows, ["run.py"]))
     assert text.startswith("Run 4 copies side by side (naive): 3.6") and climb.is_decided and "go on:" not in text
+    interrupted = Climb("test", plan(curves), 10.0, clock=lambda: 0.0)
+    assert "go on:" in " ".join(interrupted.answer(rows, ["run.py"])) and not interrupted.is_decided
 
 
 def test_no_group_starts_of_which_most_would_come_after_the_minutes():
