@@ -135,10 +135,10 @@ def read_shown_lines(path: Path, num_bytes: int = 4096) -> Sequence[str]:
     return [shown[-1].rstrip() for shown in states if shown]
 
 
-def read_end(path: Path, num_bytes: int) -> bytes:
-    """Return the last bytes of an output; none if it cannot be read."""
+def read_end(path: Path, num_bytes: int, *, begin: int = 0) -> bytes:
+    """Return the last bytes of an output, those from `begin` on; none if it cannot be read."""
     with suppress(OSError), os.fdopen(regular_files.open_regular_file(path), "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - num_bytes))
         return file.read()
     return b""
 

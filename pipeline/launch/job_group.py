@@ -234,11 +234,15 @@ class JobGroup:
             if seconds is None or not self.wait_until(start_ns + int((window.begin_s + seconds) * 1e9)):
                 return
             self.stop(measured)
-        elif self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s", is_over):
+        elif self.wait_end(measured, is_over):
             self.stop(measured)
         self._notice_early(co_runners)
         if co_runners and not self.went_wrong:
             self.stop(co_runners)
+
+    def wait_end(self, states: Sequence[JobState], is_over: Callable[[], bool] | None = None) -> bool:
+        """Wait until jobs have ended by themselves, or until `is_over`; return whether it is over."""
+        return self._wait_end(states, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s", is_over)
 
     def _choose_seconds(self, window: Window, states: Sequence[JobState], start_ns: int) -> float | None:
         """Return the length of the window, by need after the trial; `None` if a job has left."""

@@ -79,7 +79,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     )
     if observation.tool_cpu_s is not None and observation.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * observation.tool_cpu_s / observation.tool_wall_s
-    metrics |= _measure_windows(group, batches) if ending.result in _HAS_FIGURES else {}
+    metrics |= _measure_windows(group, batches, observation.slices) if ending.result in _HAS_FIGURES else {}
     metrics |= phases.compute_group_metrics(observation.spans)
     tags = (
         dict(observation.tags)
@@ -128,7 +128,7 @@ def _make_batch(
 ) -> Batch:
     """Collect the logs of measured jobs that ran together, and find their windows."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
-    if group.window.kind is WindowKind.INTERLEAVED:
+    if group.window.kind is WindowKind.INTERLEAVED or slices:
         windows = [(part.begin_ns, part.end_ns) for part in slices if part.num_jobs == len(group.measured)]
         return Batch(states=states, logs=logs, logged=logged, windows=windows)
     window = _find_window(group, states, logs)
@@ -151,13 +151,13 @@ def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None
     return LoggedRate(absence=never)
 
 
-def _measure_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+def _measure_windows(group: Group, batches: Sequence[Batch], slices: Sequence[Slice]) -> dict[str, float]:
     """Return the length of windows without a planned length; for logged windows, also the share in the longest job."""
     if group.window.kind not in (WindowKind.LOGGED, WindowKind.INTERLEAVED) and not group.window.most_s:
         return {}
     windows = [window for batch in batches for window in batch.windows]
     metrics = {"window_s": sum(map(sample_figures.measure_seconds, windows))}
-    if group.window.kind is not WindowKind.LOGGED:
+    if group.window.kind is not WindowKind.LOGGED or slices:
         return metrics
     spans = [span for batch in batches for span in batch.logged_spans]
     if not group.sequential and windows and spans:

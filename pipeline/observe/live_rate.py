@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from pipeline.base.domain import layout
+from pipeline.base.domain import layout, work_units
+from pipeline.base.domain.marks import join
 from pipeline.base.domain.records import Group
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
@@ -18,6 +21,7 @@ from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
 from pipeline.launch import events
 from pipeline.launch.job_state import JobState
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.output_rates import OutputReader
 
 _USUAL_PATTERNS = (
@@ -41,6 +45,8 @@ _BREAK = re.compile(rb"[\r\n]+")
 
 _LEAST_RATES = 6
 """Lines with a rate that a job must have printed in a window; `pipeline/observe/row_marks.py` wants one less."""
+_SETTLING_RATES, _SETTLING_S = 2, 2.0
+"""Lines and time after a change of the number of jobs in which a printed rate, such as a progress bar's, settles."""
 
 Patterns = Mapping[str, str | None]
 """The `metric_pattern` of each program whose rate is sought, by its digest; `None` if its whole run is measured."""
@@ -56,10 +62,20 @@ def find_pattern(lines: Sequence[str]) -> str | None:
     for pattern in _USUAL_PATTERNS:
         if rate := next(filter(None, (re.search(pattern, line) for line in last_first)), None):
             before, after = rate.string[rate.start() : rate.start(1)], rate.string[rate.end(1) : rate.end()]
+            before = re.escape(before)
+            if not before and _follows_counter(pattern, last_first):
+                before = "[0-9] +"
             if any(re.search(pattern, line) for line in of_other_work):
-                return f"^(?!{_OTHER_WORK}).*?{re.escape(before)}([0-9][0-9.,]*){after}"
-            return f"{re.escape(before)}([0-9.]+){after}"
+                return f"^(?!{_OTHER_WORK}).*?{before}([0-9][0-9.,]*){after}"
+            return f"{before}([0-9.]+){after}"
     return None
+
+
+def _follows_counter(pattern: str, last_first: Sequence[str]) -> bool:
+    """Return whether a number before the rates rises, so that `step 5 199 samples/s` is not 5199 samples."""
+    matches = [re.search(rf"([0-9]+) +{pattern}", line) for line in last_first]
+    counts = [int(match[1]) for match in matches if match]
+    return len(counts) > 2 and all(before > after for before, after in itertools.pairwise(counts))
 
 
 def apply_patterns(group: Group, patterns: Patterns) -> Group:
@@ -99,12 +115,52 @@ def read_tags(group: Group, tags: Mapping[str, str]) -> dict[str, str | None]:
     return {} if text is None else {job.workload.digest: text or None for job in group.jobs}
 
 
+AVERAGES = "its printed speed hardly changed when other copies were stopped"
+"""Part of the mark of rows that were measured while copies were stopped, if a program prints averages."""
+_LEAST_FOLLOWED, _MOST_RISING = 0.9, 0.9
+"""A program prints averages if, with the fewest copies, the total rate is below the first part of that of a launch of
+its own, and above the second part of the printed rates are higher than those before them."""
+
+
+def note_rate(row: GroupResult, rates: dict[str, float]) -> None:
+    """Keep the total rate of a group of scripts that had a launch of its own, by its key."""
+    total = _get_total(row)
+    if total and row.group.window.stops_scripts and Tag.LAUNCH not in row.tags and not row.marks.invalid:
+        rates[row.group.key] = total
+
+
+def mark_averages(rows: Sequence[GroupResult], rates: Mapping[str, float]) -> list[GroupResult]:
+    """Mark the rows of groups that were measured while other copies were stopped, if the program prints averages."""
+    fewest = min((row for row in rows if row.group.key in rates), key=lambda row: len(row.jobs), default=None)
+    if fewest is None or not 0 < _get_total(fewest) < _LEAST_FOLLOWED * rates[fewest.group.key]:
+        return list(rows)
+    begin_ns = int(fewest.tags.get(Tag.WINDOW_START_NS, 0))
+    rises = [
+        after > before
+        for job in fewest.jobs
+        for name, series in job.series.items()
+        for (_, t_ns, before), (_, _, after) in itertools.pairwise(series)
+        if t_ns >= begin_ns and name.startswith("logged_")
+    ]
+    if not rises or sum(rises) <= _MOST_RISING * len(rises):
+        return list(rows)
+    reason = f"{AVERAGES}; it may be an average since the start"
+    return [dataclasses.replace(row, tags=row.tags | {Tag.INVALID: join([row.marks.invalid, reason])}) for row in rows]
+
+
+def _get_total(row: GroupResult) -> float:
+    """Return the total rate of a group; 0 without one."""
+    return next((row.metrics[work_units.total_of(unit)] for unit in work_units.find_units(row.metrics)), 0.0)
+
+
 class PrintedRates:
     """The rates that running jobs print, of which the window of a group needs some.
 
     The whole run of a program is measured, instead of the rate that is sought, if it ends within `whole_run_s`.
 
     Attributes:
+        begin_ns: monotonic instant since which all jobs print rates; `None` before.
+        first_begin_ns: the same of the first jobs, before a restart.
         patterns: the pattern of each program whose rate is sought and was found, by its digest.
     """
 
@@ -112,9 +168,30 @@ class PrintedRates:
         self._states, self._seconds = [state for state in states if not state.job.is_co_runner], seconds
         is_sought = any(state.job.workload.rate.is_sought for state in states)
         self._least_s = time.monotonic() + (whole_run_s if is_sought else 0.0)
-        self._begin_s: float | None = None
+        self.begin_ns: int | None = None
+        self.first_begin_ns: int | None = None
+        self._begins = dict[Path, int]()
+        self._settled_s, self._settling_rates = 0.0, 0  # until a restart
         self._counts = dict.fromkeys((state.job.index for state in self._states), 0)
         self.patterns: dict[str, str | None] = {}
+
+    @property
+    def num_printing(self) -> int:
+        """Number of the jobs that have printed a rate."""
+        return sum(map(bool, self._counts.values()))
+
+    def restart(self, num_jobs: int) -> None:
+        """Begin again with the first jobs, and with what they print from now on: the others were stopped."""
+        self._states = self._states[:num_jobs]
+        self._settled_s, self._settling_rates = time.monotonic() + _SETTLING_S, _SETTLING_RATES
+        self._skip_printed()
+
+    def _skip_printed(self) -> None:
+        self.begin_ns = None
+        self._counts = dict.fromkeys((state.job.index for state in self._states), 0)
+        for path in (state.folder / name for state in self._states for name in (layout.STDOUT, layout.STDERR)):
+            with suppress(OSError):
+                self._begins[path] = regular_files.measure_size(path)
 
     def is_over(self) -> bool:
         """Return whether all jobs have printed rates for `seconds`, or one that did has ended."""
@@ -124,20 +201,25 @@ class PrintedRates:
             if self._counts[state.job.index] < _LEAST_RATES or state.job.workload.rate.is_sought:
                 self._counts[state.job.index] = self._count(state)
         if self.patterns != patterns_before:
-            self._begin_s = None
-        if self._begin_s is None and all(self._counts.values()):
-            self._begin_s = time.monotonic()
-        if self._begin_s is None:
-            return False
-        is_long = time.monotonic() >= max(self._begin_s + self._seconds, self._least_s)
+            self.begin_ns = None
+        has_settled = min(self._counts.values()) >= max(1, self._settling_rates)
+        if self.begin_ns is None and has_settled and time.monotonic() >= self._settled_s:
+            if self._settling_rates:
+                self._settling_rates = 0
+                self._skip_printed()
+            self.begin_ns = time.monotonic_ns()
+            self.first_begin_ns = self.first_begin_ns or self.begin_ns
+        if self.begin_ns is None:
+            return self._settled_s > 0 and any(state.has_ended for state in self._states)
+        is_long = time.monotonic() >= max(self.begin_ns / 1e9 + self._seconds, self._least_s)
         has_enough = is_long and min(self._counts.values()) >= _LEAST_RATES
         return has_enough or any(state.has_ended for state in self._states)
 
     def _count(self, state: JobState) -> int:
         """Return the number of lines with a rate at the end of a job's output."""
         workload, most = state.job.workload, 0
-        for name in (layout.STDOUT, layout.STDERR):
-            output = events.read_end(state.folder / name, _MOST_BYTES)
+        for path in (state.folder / name for name in (layout.STDOUT, layout.STDERR)):
+            output = events.read_end(path, _MOST_BYTES, begin=self._begins.get(path, 0))
             lines = [line.decode(errors="replace") for line in _BREAK.split(output)]
             source = RateSource(pattern=find_pattern(lines)) if workload.rate.is_sought else workload.rate
             if source.pattern is None:
@@ -155,9 +237,8 @@ class LiveRate:
     """A reader of a job's output, which reads each line once; lines beyond 64 KiB of one reading are left out."""
 
     def __init__(self, state: JobState) -> None:
-        rate = state.job.workload.rate
-        sources = [rate] if rate.pattern is not None else [RateSource(pattern=pattern) for pattern in _USUAL_PATTERNS]
-        self._readers = [_make_reader(source, state.job.workload.work_unit) for source in sources]
+        rate, self._unit = state.job.workload.rate, state.job.workload.work_unit
+        self._reader = None if rate.pattern is None else _make_reader(rate, self._unit)
         self._ends = {state.folder / name: 0 for name in (layout.STDOUT, layout.STDERR)}
         self._cut = dict.fromkeys(self._ends, b"")
 
@@ -167,11 +248,9 @@ class LiveRate:
         return statistics.fmean(rates) if rates else None
 
     def _find_rate(self, line: str) -> float | None:
-        for reader in self._readers:
-            if (rate := reader.read_rate(line)) is not None:
-                self._readers = [reader]  # a program that prints several rates is read by the first
-                return rate
-        return None
+        if self._reader is None and (pattern := find_pattern([line])) is not None:
+            self._reader = _make_reader(RateSource(pattern=pattern), self._unit)  # also if others are printed
+        return None if self._reader is None else self._reader.read_rate(line)
 
     def _read_lines(self) -> list[str]:
         lines: list[bytes] = []

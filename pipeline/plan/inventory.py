@@ -23,7 +23,7 @@ from pipeline.plan.option_loader import find_root
 from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
 from pipeline.plan.workload_config import WorkloadConfig
 
-_OF_SHELLS = (".sh", ".bash", ".zsh")
+_OF_PYTHON = (".py", ".pyw", "")
 SPEED_VARIABLES = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|NCCL_DEBUG|TORCH_LOGS|TF_CPP_|.*_(?:DIR|PATH|HOME|ROOT|FILE|VERSION)$"
     r"|KMP_(?:DUPLICATE_LIB_OK|INIT_AT_FORK)$)"  # scikit-learn sets both in this process if something imports it
@@ -179,8 +179,9 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
     if script and interpreter is not None and Path(script).name == script and not is_here:
         return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
-    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _names_other_interpreter(path)):
-        raise ConfigError(f"{key}={script}: {path} is neither executable nor a Python script; run chmod +x {path}")
+    if not os.access(path, os.X_OK) and _is_other_program(path):
+        remedy = f"name a .py file, or run chmod +x {path}"
+        raise ConfigError(f"{key}={script}: {path} is neither executable nor a Python script; {remedy}")
     try:
         return read_code(path, PROJECT_DIR, *roots)
     except SyntaxError as error:
@@ -189,13 +190,14 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
         raise ConfigError(f"{key}={script}: {path} cannot be read: {error.strerror}") from error
 
 
-def _names_other_interpreter(path: Path) -> bool:
+def _is_other_program(path: Path) -> bool:
+    """Return whether a file is no Python script, by its first line, or else by its name."""
     try:
         with path.open("rb") as file:
             first = file.readline(256)
     except OSError:
         return False
-    return first.startswith(b"#!") and b"python" not in first
+    return b"python" not in first if first.startswith(b"#!") else path.suffix not in _OF_PYTHON
 
 
 def _digest_program(name: str, interpreter: Interpreter) -> str:

@@ -5,6 +5,9 @@ a launch of its own, their number doubles while they nearly keep their speed, th
 four jobs one more; a mode that falls far behind another one gets no more. A later block repeats the groups that may
 still be the answer and the best one of each mode, and adds the untried numbers half-way to the nearest tried ones. The
 study ends when the answer is decided, or when its minutes are over.
+
+Scripts that are measured by the speed that they print pay for their start-up only once a block: the first block always
+doubles their number, and a later block starts the most copies of a mode, and stops some for each next number.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
+from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
+from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count, format_duration, group_by, say
+from pipeline.observe import live_rate
 from pipeline.observe.group_result import GroupResult
 from pipeline.record import invocation
 
@@ -42,6 +48,8 @@ _GROUPS_OF_A_SEARCH = 30
 """Groups that a search needs, about, to be decided."""
 _OF_THE_SEARCH = ("-m", "--multirun", "+experiment=advise", "advise_minutes", "resume")
 """Words and keys of a search that the command of its answer lacks."""
+_WINDOWS_OF_A_NUMBER = 2
+"""Windows that another number of copies takes in a launch, about: some are stopped, and the speed settles."""
 _LEAST_BLOCKS = 2
 """Blocks of a candidate with which an answer may be decided once the minutes are over."""
 _BLOCKS_WITHOUT_FIGURE = 2
@@ -63,7 +71,7 @@ class Climb:
         self.recommendation: Recommendation | None = None
         self.is_decided = False
         self._begin_s = clock()
-        self._is_first = True
+        self._is_first, self._stops_some = True, False
         self._launched: tuple[int, float] | None = None  # the last launch: its number of jobs, and its begin
         self._took_s: dict[int, float] = {}  # of the last launch with each number of jobs
         self._block, self._chosen = 1, set[str]()
@@ -73,13 +81,23 @@ class Climb:
             for members in group_by(shared.values(), lambda group: (group.scenario, str(group.options))).values()
         ]
 
-    def select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
-        """Return the groups of a launch that are to run next, after the rows of this study; empty if none is."""
+    def select(
+        self, launch: Sequence[Group], rows: Sequence[GroupResult], following: Sequence[Group] = ()
+    ) -> list[Group]:
+        """Return the groups that run next in one launch, after the rows of this study; empty if none does.
+
+        They are groups of a planned launch, and those of the groups of its block that follow that can join them.
+        """
         if self._launched is not None:
             number, begin_s = self._launched
             self._took_s[number] = self._clock() - begin_s
+        self._stops_some = bool(rows) and _prints_speed(rows)
         selected = self._select(launch, rows)
         self._launched = (len(selected[0].jobs), self._clock()) if selected else None
+        if selected and self._stops_some and self._block > 1:
+            joined = self._join(selected, rows, following)
+            self._launched = self._launched if len(joined) == 1 else None
+            return joined
         return selected
 
     def _select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
@@ -119,8 +137,26 @@ class Climb:
         if speed < _FAR_BEHIND * max(speeds, default=0.0):
             return True
         least_kept, step = (_KEPT_OF_FEW, 1) if number < _LAST_BY_ONE else (_KEPT_OF_MANY, 2)
+        least_kept = 0.0 if self._stops_some else least_kept
         most = 2 * number if number > 1 and speed > least_kept * number else number + step
         return any(len(group.jobs) < len(member.jobs) <= most for member in ladder)
+
+    def _join(self, selected: Sequence[Group], rows: Sequence[GroupResult], following: Sequence[Group]) -> list[Group]:
+        """Return selected groups with the following ones of their mode that the block runs, most jobs first."""
+        ran = {row.group.digest for row in rows}
+        chosen = [
+            group
+            for group in following
+            if group.digest not in ran and group.skip_reason is None and (group.sequential or group.key in self._chosen)
+        ]
+        mode = _identify_mode(selected[0])
+        joined = [group for group in (*selected, *chosen) if _identify_mode(group) == mode]
+        joined.sort(key=lambda group: -len(group.jobs))
+        while joined and self._is_over(
+            len(joined[0].jobs), _WINDOWS_OF_A_NUMBER * joined[0].window.seconds * len(joined)
+        ):
+            del joined[0]
+        return joined if _can_share_launch(joined) else list(selected)
 
     def _find_ladder(self, group: Group) -> Sequence[Group]:
         """Return the groups with each number of jobs in the mode of a group."""
@@ -136,10 +172,10 @@ class Climb:
         """The seconds until no group is started."""
         return 60 * self.minutes - (self._clock() - self._begin_s)
 
-    def _is_over(self, num_jobs: int) -> bool:
-        """Return whether the minutes are over, or most of a launch would come after them."""
+    def _is_over(self, num_jobs: int, more_s: float = 0.0) -> bool:
+        """Return whether the minutes are over, or most of a launch, which may take more, would come after them."""
         took_s = max((seconds for number, seconds in self._took_s.items() if number <= num_jobs), default=0.0)
-        return self.remaining_s <= took_s / 2
+        return self.remaining_s <= (took_s + more_s) / 2
 
     def evaluate(self, rows: Sequence[GroupResult]) -> None:
         """Update the recommendation, and the groups that the next block runs."""
@@ -230,7 +266,9 @@ class Climb:
                     ):  # the speed must rise up to the best number
                         is_flat |= best_speed < (1 + _LEAST_RISE) * speeds.get(keys[below], 0.0)
                     if is_valid and not is_flat:
-                        yield keys[half]
+                        first, last = sorted((place, other))
+                        between = keys[first + step : last : step] if self._stops_some else []
+                        yield from between or [keys[half]]
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""
@@ -243,34 +281,27 @@ class Climb:
             if with_few.is_decided:
                 self.recommendation, self.is_decided = with_few, True
         device = rows[0].group.device
-        is_gpu = device.is_gpu
+        minutes = f"advise_minutes={2 * self.minutes:g}"
+        command = invocation.mask_command(invocation.spell_changed_command(words, "resume=true", minutes))
+        go_on = f"go on:  {command}   # keeps what was measured, for {2 * self.minutes:g} more minutes"
         if failed := next(filter(_fails_alone, rows), None):
-            yield f"No answer: the job fails alone; {failed.reason}"
             if failed.result is Result.TIMEOUT:
                 is_sought = any(job.workload.rate.is_sought for job in failed.group.jobs)
                 other = "let it print lines such as 512.3 samples/s" if is_sought else "set metric_pattern"
-                yield f"No speed that it printed was measured instead; shorten its run (fewer steps), or {other}."
+                yield "No answer: the job alone took too long, and no speed that it printed was measured instead."
+                yield f"Shorten its run (fewer steps), add minutes, or {other}."
+            else:
+                yield "No answer: the job fails alone."
             return
         if (recommendation := self.recommendation) is None:
             yield f"No answer: no group of several jobs has a valid speed-up; {_explain(rows)}"
+            yield from [] if self.is_decided else [go_on]
             return
         yield from describe_recommendation(
-            recommendation, memory_mib=device.memory_mib if is_gpu else None, is_decided=self.is_decided
+            recommendation, memory_mib=device.memory_mib if device.is_gpu else None, is_decided=self.is_decided
         )
         yield ""
-        blocks = format_count(len({row.group.block for row in rows}), "block")
-        ranges = "ranges are 95 % intervals" if recommendation.has_intervals else "a range (95 %) needs more blocks"
-        yield f"{blocks} on {device.name}; {ranges}."
-        if rows[0].group.window.stops_scripts:
-            name = rows[0].group.jobs[0].workload.name
-            yield f"Measured is the speed that {name} prints; its start-up does not count."
-        if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
-            reason = textwrap.shorten(invalid[0], 120)
-            yield f"{len(invalid)} of {format_count(len(rows), 'group')} are invalid: {reason}."
-        if device.is_simulated:
-            yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
-        elif not is_gpu:
-            yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
+        yield from _list_remarks(rows, has_intervals=recommendation.has_intervals)
         choice = recommendation.choice
         if choice.degree > 1:
             number = [] if choice.case.is_mix else [f"degree={choice.degree}"]
@@ -278,9 +309,47 @@ class Climb:
             command = invocation.spell_changed_command(words, *new, without=_OF_THE_SEARCH)
             yield f"run it: {invocation.mask_command(command)}"
         if not self.is_decided:
-            minutes = f"advise_minutes={2 * self.minutes:g}"
-            command = invocation.spell_changed_command(words, "resume=true", minutes)
-            yield f"go on:  {invocation.mask_command(command)}   # for {2 * self.minutes:g} more minutes"
+            yield go_on
+
+
+def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterator[str]:
+    """Yield what was measured and where, and the marks of the groups."""
+    device, blocks = rows[0].group.device, format_count(len({row.group.block for row in rows}), "block")
+    ranges = "in parentheses: 95 % intervals" if has_intervals else "a range (95 %) needs more"
+    yield f"{blocks} on {device.name} (once: measured in one of them); {ranges}."
+    if rows[0].group.window.stops_scripts:
+        name = rows[0].group.jobs[0].workload.name
+        yield f"Measured is the speed that {name} prints; its start-up does not count."
+    num_groups = format_count(len(rows), "group")
+    if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
+        yield f"{len(invalid)} of {num_groups} are invalid: {textwrap.shorten(invalid[0], 120)}."
+    if notes := [row.marks.note for row in rows if row.marks.note and not row.marks.invalid]:
+        yield f"{len(notes)} of {num_groups} have a note (*): {textwrap.shorten(notes[0], 120)}."
+    if device.is_simulated:
+        yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
+    elif not device.is_gpu:
+        yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
+
+
+def _prints_speed(rows: Sequence[GroupResult]) -> bool:
+    """Return whether a script is measured by the speed that it prints, which follows the number of its copies."""
+    is_whole_run = rows[0].tags.get(Tag.RATE_PATTERN) == ""
+    is_average = any(live_rate.AVERAGES in row.marks.invalid for row in rows)
+    return rows[0].group.window.stops_scripts and not is_whole_run and not is_average
+
+
+def _identify_mode(group: Group) -> tuple[str, str]:
+    """Return the mode of a group; the job alone is one naive job."""
+    return NAIVE.name if group.sequential else group.scenario, str(group.options)
+
+
+def _can_share_launch(groups: Sequence[Group]) -> bool:
+    """Return whether copies can be stopped one after another, without a share of the GPU or of CPUs for each."""
+    return (
+        len({job.workload.digest for group in groups for job in group.jobs}) == 1
+        and all(group.scenario in (SERIAL.name, NAIVE.name, MPS.name) for group in groups)
+        and not any(group.pin_cpus or not group.profiler.is_none for group in groups)
+    )
 
 
 def _fails_alone(row: GroupResult) -> bool:

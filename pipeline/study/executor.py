@@ -40,18 +40,17 @@ def warm_start(
 def run(launch: Sequence[Group], resources: StudyResources) -> Iterator[GroupResult]:
     """Run the groups of a launch, most jobs first, and record the row of each.
 
-    The first group that succeeds also measures the others in its slices. A group that fails, for example out of memory,
-    gets its own row; the next group is then launched.
+    The first group that succeeds also measures the following ones, in its slices. A group that fails, for example out
+    of memory, gets its own row; the next group is then launched.
 
     Raises:
         Interrupted: the user sent a signal; the row is recorded as interrupted.
     """
-    for number in range(len(launch)):
-        row, hosted, slots = _run(launch[number:], resources)
+    while launch:
+        row, hosted, slots = _run(launch, resources)
         yield row
-        if hosted:
-            yield from (_record(hosted_row, slots, resources) for hosted_row in hosted)
-            return
+        yield from (_record(hosted_row, slots, resources) for hosted_row in hosted)
+        launch = launch[1 + len(hosted) :]
 
 
 def _record(row: GroupResult, slots: Sequence[Slot], resources: StudyResources) -> GroupResult:

@@ -6,13 +6,14 @@ One `UndoStack` of the group owns everything that must be undone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import resource
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 _OUR_PROGRAMS = PROJECT_DIR / "workloads"
 BASELINE_TURNS = 2
 """Slices a round of a serial baseline, on which the comparisons of all other groups of its block rest."""
+_SILENCE_S = 60.0
+"""Time after which a message says how many jobs have printed the speed that is waited for."""
 _SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
 """Job output up to the first size is read within about a second; above the second size, a message is printed."""
 
@@ -81,6 +84,7 @@ class StudyResources:
         working_folder: working directory of the study and of its jobs, which they may remove.
         slices_s: length of the slices of each launch that ran, by the key of its first group.
         patterns: patterns of the rates that were sought, as far as found.
+        rates: total rate of each group that had a launch of its own, by its key.
         whole_run_s: time in which a program whose rate is sought may end, to be measured as a whole.
         warned: warnings that were printed and apply to every group.
     """
@@ -97,6 +101,7 @@ class StudyResources:
     idle_power: IdlePower = field(default_factory=IdlePower)
     slices_s: dict[str, float] = field(default_factory=dict)
     patterns: dict[str, str | None] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
     whole_run_s: float = 0.0
     warned: set[str] = field(default_factory=set)
 
@@ -181,10 +186,16 @@ class GroupExecution:
 
     def judge_others(self, row: GroupResult) -> list[GroupResult]:
         """Return the rows of the other groups of the launch, by their slices; none if the launch went wrong."""
-        is_measured = self.slices and row.result.is_finding and row.result is not Result.OOM
-        return [self._judge_other(group) for group in self.launch[1:]] if is_measured else []
+        if not row.result.is_finding or row.result is Result.OOM:
+            return []
+        live_rate.note_rate(row, self.resources.rates)
+        measured = {part.num_jobs for part in self.slices}
+        rows = [self._judge_other(group) for group in self.launch[1:] if len(group.jobs) in measured]
+        return live_rate.mark_averages(rows, self.resources.rates) if self.group.window.stops_scripts else rows
 
     def _judge_other(self, group: Group) -> GroupResult:
+        tags = {Tag.LAUNCH: self.record.spool_id} | live_rate.make_tags(group, self.resources.patterns)
+        group = live_rate.apply_patterns(group, self.resources.patterns)
         group = dataclasses.replace(group, device=self.group.device)
         states = self._states()[: len(group.jobs)]
         try:
@@ -194,7 +205,7 @@ class GroupExecution:
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
-        return dataclasses.replace(row, spans=(), tags=row.tags | {Tag.LAUNCH: self.record.spool_id})
+        return dataclasses.replace(row, spans=(), tags=row.tags | tags)
 
     def _states(self) -> list[JobState]:
         return [state for batch in self.batches for state in batch]
@@ -364,11 +375,10 @@ class GroupExecution:
         self.resources.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
         if running.went_wrong:
             return
-        self.phases.begin(phases.WINDOW)
+        self.phases.begin(phases.LAUNCH if group.window.stops_scripts else phases.WINDOW)
         with self._measure_overhead():
             self._measure_window(running)
-        stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
-        self.phases.begin(phases.END, min(stop_times, default=None))
+        self.phases.begin(phases.END, running.states[0].ended.told_ns)
         self._note_missing_reports(profiler, running.states)
 
     def _measure_window(self, running: JobGroup) -> None:
@@ -393,7 +403,23 @@ class GroupExecution:
         """Stop the jobs when they have printed rates for long enough; then these are their rates from now on."""
         seconds, whole_run_s = self.group.window.seconds, self.resources.whole_run_s
         printed = live_rate.PrintedRates(running.states, seconds, whole_run_s=whole_run_s)
-        running.measure(self.group.window, printed.is_over)
+        begin_s = said_s = time.monotonic()
+
+        def is_over() -> bool:
+            nonlocal said_s
+            now_s = time.monotonic()
+            if printed.begin_ns is None and now_s - said_s > _SILENCE_S:
+                said_s = now_s
+                jobs = f"{printed.num_printing} of {words.format_count(len(running.states), 'job')}"
+                words.say(f"    {jobs} printed a speed ({words.format_duration(now_s - begin_s)})")
+            return printed.is_over()
+
+        if len(self.launch) == 1:
+            running.measure(self.group.window, is_over)
+        else:
+            self._measure_fewer(running, printed, is_over)
+        was_stopped = running.states[0].ended.told_ns is not None
+        self.phases.begin(phases.WINDOW, printed.first_begin_ns if was_stopped else running.states[0].released_ns)
         for state in running.states:
             digest, was_stopped = state.job.workload.digest, state.ended.told_ns is not None
             if state.job.workload.rate.is_sought and (was_stopped or state.ended_well):
@@ -402,6 +428,24 @@ class GroupExecution:
         jobs = {job.index: job for job in self.group.jobs}
         for state in running.states:
             state.job = jobs[state.job.index]
+
+    def _measure_fewer(self, running: JobGroup, printed: live_rate.PrintedRates, is_over: Callable[[], bool]) -> None:
+        """Measure the jobs of each group of the launch, most jobs first; then those that the next lacks are stopped."""
+        running.release(running.states)
+        numbers = [len(group.jobs) for group in self.launch]
+        for number, fewer in itertools.pairwise([*numbers, 0]):
+            states = running.states[:number]
+            if not running.wait_end(states, is_over):
+                return
+            end_ns = time.monotonic_ns()
+            if printed.begin_ns is not None and end_ns - printed.begin_ns >= self.group.window.seconds * 1e9:
+                self.slices = [*self.slices, Slice(num_jobs=number, begin_ns=printed.begin_ns, end_ns=end_ns)]
+            if any(state.has_ended for state in states):
+                fewer = 0
+            running.stop(states[fewer:])
+            if running.went_wrong or not fewer:
+                return
+            printed.restart(fewer)
 
     def _refuse_missing_files(self, jobs: Sequence[Job]) -> None:
         """Raise `LaunchError` if the working directory or a script was removed; enter a directory made anew."""

@@ -252,6 +252,8 @@ class StudyRun:
                 whole_run_s=0.0 if self.climb is None else self.climb.whole_run_s,
                 patterns={k: v for row in self.rows for k, v in live_rate.read_tags(row.group, row.tags).items()},
             )
+            for row in self.rows:
+                live_rate.note_rate(row, resources.rates)
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             launches = deque(plan_builder.split_by_launch(groups))
             while launches:
@@ -259,11 +261,13 @@ class StudyRun:
                 if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
                     break
                 if self.climb is not None:
-                    selected = self.climb.select(launch, self._list_latest_rows())
+                    following = [group for other in launches for group in other if group.block == launch[0].block]
+                    selected = self.climb.select(launch, self._list_latest_rows(), following)
                     remaining = [group for group in launch if group not in selected] if selected else []
-                    view.progress.replace_next(launch, [*selected, *remaining])
-                    if remaining:
-                        launches.appendleft(remaining)
+                    unselected = [group for group in following if group not in selected]
+                    view.progress.replace_next([*launch, *following], [*selected, *remaining, *unselected])
+                    pending = [[group for group in other if group not in selected] for other in (remaining, *launches)]
+                    launches = deque(filter(None, pending))
                     if not selected:
                         continue
                     launch = selected
@@ -416,6 +420,8 @@ class StudyRun:
         return f"{shorten_path(folder) if isinstance(folder, Path) else folder}/{layout.STDERR}"
 
     def _print_resume_command(self) -> None:
+        if self.climb is not None and self.rows:  # its answer says how to go on
+            return
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = 0 if self.is_pack else sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):

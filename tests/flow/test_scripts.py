@@ -85,7 +85,7 @@ def test_a_search_measures_the_speed_that_an_endless_script_prints(search, clien
     status, out, err = search("workload.args=[7]", "advise_minutes=0.2")
     assert status == 0, err
     assert "endless prints its speed, which is measured without start-up" in err
-    assert "Run 2 copies side by side (naive): 2.00 times the work an hour" in out
+    assert "run 2 copies side by side (naive): 2.00 times the work an hour" in " ".join(out.split())
     assert len(groups(client, "advise")) == 2
     for row, _ in groups(client, "advise"):
         assert row.data.tags["collocation.rate_pattern"] == "([0-9.]+) samples/s"
@@ -95,11 +95,24 @@ def test_a_search_measures_the_speed_that_an_endless_script_prints(search, clien
     assert "2.00 times the work an hour" in out
 
 
+@pytest.mark.slow
+def test_a_later_block_of_a_search_starts_the_most_copies_and_stops_some(run, client, tmp_path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    fixed = ["+experiment=advise", "degree=2,4", "repeats=2", "window.logged_s=1", *script("endless")]
+    status, out, err = run(*fixed, "workload.args=[7]", "advise_minutes=1")
+    assert status == 0, err
+    assert "run 4 copies side by side (naive): 4.00 times the work an hour" in " ".join(out.split())
+    rows = [row.data for row, _ in groups(client, "advise") if row.data.params["block"] == "2"]
+    launches = [row.tags.get("collocation.launch") for row in rows]
+    assert len(rows) > 1 and launches.count(None) == 1 and len(set(launches)) == 2
+    assert all(row.metrics["window_s"] >= 1 and "overlap_ratio" not in row.metrics for row in rows)
+
+
 def test_a_search_ends_if_a_script_neither_ends_nor_prints_its_speed(search):
     status, out, _ = search("advise_minutes=0.06")
     assert status == 1
-    assert "No answer: the job fails alone; job 0-endless: did not end within limits.group_s=1.8 s" in out
-    assert "shorten its run (fewer steps), or let it print lines such as 512.3 samples/s." in out
+    assert "No answer: the job alone took too long, and no speed that it printed was measured instead." in out
+    assert "Shorten its run (fewer steps), add minutes, or let it print lines such as 512.3 samples/s." in out
 
 
 @pytest.mark.slow

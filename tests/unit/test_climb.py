@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import Window, WindowKind
+from pipeline.observe import live_rate
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.study.climb import Climb
@@ -184,6 +186,50 @@ def test_a_mode_far_behind_another_one_gets_no_more_jobs_in_the_first_block():
     assert climb.is_decided and name(climb)[0] == "mps"
 
 
+def list_launches(curves, marked=""):
+    """Run two blocks of scripts; return the block of each launch, and the mode and number of jobs of its groups.
+
+    The row of the group with the key `marked` says that the script prints averages.
+    """
+    window = Window(kind=WindowKind.LOGGED, seconds=8.0)
+    planned = [replace(one, window=window) for one in plan(curves, 2)]
+    machine, comparison, rows, launches = Machine(curves, 0, noise=0.002), Comparison(), [], []
+    climb = Climb("test", planned, 10.0, clock=lambda: machine.clock_s)
+    while planned:
+        first, *following = planned
+        following = [one for one in following if one.block == first.block]
+        selected = climb.select([first], [comparison.get_latest(row) for row in rows], following)
+        for one in selected:
+            tags = {Tag.INVALID: live_rate.AVERAGES} if one.key == marked else {}
+            rows.append(replace(machine.run(one), tags=tags))
+            comparison.add(rows[-1])
+        launches += [(first.block, [(one.scenario, len(one.jobs)) for one in selected])] if selected else []
+        planned = [one for one in planned if one is not first and one not in selected]
+    return launches
+
+
+SCRIPTS = {"naive": [n**0.6 for n in range(1, 17)], "mps": [n**0.59 for n in range(1, 17)]}
+
+
+def test_the_first_block_doubles_the_copies_of_a_script_in_launches_of_their_own():
+    first = [launch for block, launch in list_launches(SCRIPTS) if block == 1]
+    numbers = (2, 4, 8, 16)
+    assert first == [[("serial", 1)], *([(mode, number)] for mode in ("naive", "mps") for number in numbers)]
+
+
+def test_a_later_block_starts_the_most_copies_of_a_script_and_stops_some_for_each_next_number():
+    naive, mps = (launch for block, launch in list_launches(SCRIPTS) if block == 2)
+    numbers = (16, 14, 12, 10)
+    assert naive == [*(("naive", number) for number in numbers), ("serial", 1)]
+    assert mps == [("mps", number) for number in numbers]
+
+
+def test_copies_of_a_script_that_prints_averages_have_launches_of_their_own():
+    launches = list_launches(SCRIPTS, marked="mps-2")
+    assert {block for block, _ in launches} == {1, 2} and all(len(launch) == 1 for _, launch in launches)
+    assert (1, [("mps", 3)]) in launches  # the number no longer doubles
+
+
 def test_a_group_that_the_plan_skips_is_not_selected():
     curves = {"naive": (1, 1.9), "streams": (1, 1.9)}
     groups = [replace(one, skip_reason="no GPU") if one.scenario == "streams" else one for one in plan(curves, 1)]
@@ -227,7 +273,7 @@ def test_nothing_starts_after_the_minutes_and_the_answer_stays_open():
     climb, rows = search(plan(curves), machine, minutes=0.6)
     assert not climb.is_decided and machine.clock_s <= 0.6 * 60 + GROUP_S
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise", "advise_minutes=0.6", "workload=tiny"]))
-    assert "Sharing gains, but the best number or mode is not decided" in text
+    assert "Sharing gains; the number or mode is not decided. So far: run 4 copies" in text
     assert "+experiment=advise workload=tiny resume=true advise_minutes=1.2" in text
 
 
@@ -236,7 +282,9 @@ def test_two_blocks_decide_when_the_minutes_are_over_if_their_intervals_do():
     climb, rows = search(plan(curves), Machine(curves, 0, noise=0.01), minutes=9 * GROUP_S / 60)
     assert max(row.group.block for row in rows) == 2 and not climb.is_decided
     text = " ".join(climb.answer(rows, ["run.py"]))
-    assert text.startswith("Run 4 copies side by side (naive): 3.6") and climb.is_decided and "go on:" not in text
+    assert (
+        text.startswith("Decided: run 4 copies side by side (naive): 3.6") and climb.is_decided and "go on:" not in text
+    )
     interrupted = Climb("test", plan(curves), 10.0, clock=lambda: 0.0)
     assert "go on:" in " ".join(interrupted.answer(rows, ["run.py"])) and not interrupted.is_decided
 
@@ -264,7 +312,9 @@ def test_the_answer_names_number_gain_next_copy_other_modes_and_the_command():
         climb.answer(rows, ["run.py", "-m", "+experiment=advise", "resume=true", "--", "train.py", "--epochs", "3"])
     )
     text = " ".join(lines)
-    assert text.startswith("Run 3 copies under MPS: 2.30 times the work an hour (2.29 to 2.32); each takes up to 1.30")
+    assert text.startswith(
+        "Decided: run 3 copies under MPS: 2.30 times the work an hour (2.29 to 2.32); each takes up to 1.30"
+    )
     assert "A fourth adds nothing" in text and "4 copies side by side (naive): 1.7" in text
     assert "Same user, no isolation: 3 copies in one process, 2.6" in text
     assert "scenario=mps degree=3 baseline=never -- train.py --epochs 3" in text
@@ -285,7 +335,7 @@ def test_copies_of_a_service_that_miss_its_objective_are_not_recommended():
     assert max(len(row.group.jobs) for row in rows if row.group.scenario == "mps") == 4
     lines = list(climb.answer(rows, ["run.py", "+experiment=advise"]))
     text = " ".join(lines)
-    assert text.startswith("Run 3 copies under MPS: 2.") and "A fourth misses the objective." in text
+    assert text.startswith("Decided: run 3 copies under MPS: 2.") and "A fourth misses the objective." in text
     assert "too slow" in text
 
 
@@ -298,11 +348,11 @@ def test_if_no_number_of_copies_can_be_recommended_one_at_a_time_is():
     curves = {"naive": (1, 1.5, 1.7), "streams": (1, 1.8, 2.0)}
     climb, rows = search(plan(curves), Server(curves, 0, noise=0.002))
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise"]))
-    assert "Run one job at a time; sharing gains nothing." in text and "too slow" in text
+    assert "run one job at a time; sharing gains nothing." in text and "too slow" in text
     curves = {"streams": (1, 1.8, 2.0)}
     climb, rows = search(plan(curves, 1), Machine(curves, 0, noise=0.002))
     text = " ".join(climb.answer(rows, ["run.py", "+experiment=advise"]))
-    assert "Run one job at a time; sharing gains nothing." in text
+    assert "run one job at a time; sharing gains nothing." in text
 
 
 def test_the_commands_of_an_answer_have_no_secrets():
@@ -318,7 +368,7 @@ def test_a_full_device_is_left_to_one_job_at_a_time():
     curves = CURVES["full"]
     climb, rows = search(plan(curves), Machine(curves, 0, noise=0.002))
     text = " ".join(climb.answer(rows, ["run.py"]))
-    assert text.startswith("Run one job at a time; sharing gains nothing.") and "run it:" not in text
+    assert text.startswith("Decided: run one job at a time; sharing gains nothing.") and "run it:" not in text
     assert len(rows) < 20
 
 
@@ -326,7 +376,7 @@ def test_a_speed_up_above_the_number_of_jobs_is_in_doubt():
     curves = {"naive": (1, 3.4, 3.0)}
     climb, rows = search(plan(curves), Machine(curves, 0, noise=0.0), minutes=0.6)
     text = " ".join(climb.answer(rows, ["run.py"]))
-    assert "Run 2 copies side by side" in text and "Doubt: speed-up of 3.40" in text and "baseline was slow" in text
+    assert "run 2 copies side by side" in text and "Doubt: speed-up of 3.40" in text and "baseline was slow" in text
 
 
 def test_disturbed_groups_are_counted_and_lead_nothing():
@@ -337,22 +387,22 @@ def test_disturbed_groups_are_counted_and_lead_nothing():
     climb = Climb("test", plan(curves), 10)
     text = "\n".join(climb.answer(marked, ["run.py"]))
     num_marked = sum(len(row.group.jobs) == 2 for row in rows)
-    assert text.startswith("Run 3 copies side by side (naive): 1.90 times") and "\n   2  invalid\n" in text
+    assert text.startswith("Decided: run 3 copies side by side (naive): 1.90 times") and "\n   2  invalid\n" in text
     assert f"{num_marked} of {len(rows)} groups are invalid: a job waited for a CPU." in text
 
 
-def test_a_job_that_fails_alone_ends_the_search_with_its_reason():
+def test_a_job_that_fails_alone_ends_the_search():
     alone, pair = plan({"naive": (1, 2)}, num_blocks=1)
     climb = Climb("test", [alone, pair], 10)
     row = GroupResult(group=alone, result=Result.FAILED, reason="job 0-a exited with 1")
     assert climb.select([pair], [row]) == []
-    assert list(climb.answer([row], ["run.py"])) == ["No answer: the job fails alone; job 0-a exited with 1"]
+    assert list(climb.answer([row], ["run.py"])) == ["No answer: the job fails alone."]
 
 
 def test_rows_without_a_speed_up_give_no_answer_but_a_reason():
     the_group = group("a", "a")
     climb = Climb("test", [the_group], 10)
     row = GroupResult(group=the_group, result=Result.FAILED, reason="the job exited with 1")
-    assert list(climb.answer([row], ["run.py"])) == [
-        "No answer: no group of several jobs has a valid speed-up; the job exited with 1"
-    ]
+    first, second = climb.answer([row], ["run.py"])
+    assert first == "No answer: no group of several jobs has a valid speed-up; the job exited with 1"
+    assert second.startswith("go on:  python run.py resume=true advise_minutes=20")

@@ -19,6 +19,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL
 from pipeline.base.system.words import group_by
+from pipeline.observe.row_marks import FOREIGN_LOAD
 from pipeline.report.evaluate.block_fit import BlockFit
 from pipeline.report.evaluate.cells import Cell, speed_ratios
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
@@ -220,17 +221,23 @@ def describe_recommendation(recommendation: Recommendation, *, memory_mib: float
 
 def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *, is_decided: bool) -> Iterator[str]:
     choice, candidates = recommendation.choice, recommendation.candidates
-    gains = choice.sharing != SERIAL and candidates[0] not in recommendation.open
-    start = "" if is_decided or gains else "Not decided. So far: "
+    rivals = recommendation.open
+    if is_decided:
+        start = "Decided: run"
+    elif choice.sharing == SERIAL or candidates[0] in rivals:
+        start = "Not decided. So far: run"
+    else:
+        subject = "number or mode" if any(rival.mode != choice.mode for rival in rivals) else "number"
+        start = f"Sharing gains; the {subject} is not decided. So far: run"
     if choice.sharing == SERIAL:
         best = max(candidates[1:], key=_speedup, default=None)
         rival = (
             "" if best is None else f" The best, {_name(best)}, does {_format_gain(recommendation, best, ' the work')}."
         )
-        yield f"{start}Run one job at a time; sharing gains nothing.{rival}"
+        yield f"{start} one job at a time; sharing gains nothing.{rival}"
     else:
         details = [_format_gain(recommendation, choice, " the work an hour"), *_list_costs(choice, memory_mib)]
-        yield f"{start}Run {_name(choice)}: {'; '.join(details)}."
+        yield f"{start} {_name(choice)}: {'; '.join(details)}."
         yield from _describe_next(recommendation)
         yield from _explain_fewer(recommendation)
     for cell in recommendation.best_of_modes:
@@ -239,12 +246,8 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
     for cell in recommendation.best_of_modes:
         if cell.sharing.gives_up and _speedup(cell) > _speedup(choice):
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(recommendation, cell)}."
-    rivals = _list_rivals(recommendation.open)
-    if not is_decided and gains:
-        before = "Sharing gains, but the best number or mode is not decided"
-        yield f"{before}: as good or better may be {rivals}." if rivals else f"{before}."
-    elif not is_decided and rivals:
-        yield f"As good or better may be {rivals}."
+    if rivals and not is_decided:
+        yield f"As good or better may be {_list_rivals(rivals)}."
     of_mode = [
         cell.degree
         for cell in (*candidates, *recommendation.too_slow, *recommendation.without_figure)
@@ -255,7 +258,8 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
     if recommendation.is_slow_alone:
         yield "The service misses its objective alone, too."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
-        yield f"Doubt: {textwrap.shorten(doubt, 120)}."
+        remedy = "; repeat it on an idle machine" if FOREIGN_LOAD in doubt else ""
+        yield f"Doubt: {textwrap.shorten(doubt, 120)}{remedy}."
 
 
 def _list_rivals(rivals: Sequence[Cell]) -> str:
@@ -303,7 +307,7 @@ def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
     is_next = fastest.degree == choice.degree + 1
     if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
         most = _describe_most(recommendation.compare(fastest, choice))
-        yield f"{_name(fastest, is_start=True)} gain too little: {most}."
+        yield f"{_name(fastest, is_start=True)} are hardly faster ({most}), so fewer are better."
 
 
 def _describe_most(ratio: Estimate) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pipeline.base.domain.records import Job
+from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.observe import live_rate
 from pipeline.observe.live_rate import LiveRate, PrintedRates
 from pipeline.observe.output_rates import OutputReader
-from tests.support.rows import group, state, workload
+from tests.support.rows import S, group, make_row, state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
 
@@ -82,6 +85,8 @@ def test_the_users_pattern_is_read_alone(make_reader):
         (["step 4 tok/s: 5213.2, loss 0.2"], r"tok/s:\ ([0-9.]+)"),
         (["step 4 | 12.3 ms/step"], "([0-9.]+) ms/step"),
         (["Time: 0.012s, 10422.31/s (0.013s, 9800.11/s) LR: 1.0e-05"], "([0-9.]+)/s"),
+        ([f"step {n} 199.33 samples/s" for n in (5, 10, 15)], "[0-9] +([0-9.]+) samples/s"),
+        (["rate 1 234.5 samples/s"] * 3, "([0-9.]+) samples/s"),
         (["model.safetensors: 12.3M/45.6M [00:01<00:03, 5.2MB/s]", "no rate in 3 s"], None),
     ],
 )
@@ -89,11 +94,19 @@ def test_the_pattern_of_a_rate_is_found(output, pattern):
     assert live_rate.find_pattern(output) == pattern
 
 
+def test_the_found_pattern_reads_a_rate_after_another_number():
+    lines = [f"step {n} 199.33 samples/s" for n in (5, 10, 15)]
+    found_pattern, bare_pattern = live_rate.find_pattern(lines), "([0-9.]+) samples/s"
+    assert OutputReader(RateSource(pattern=bare_pattern), "").read_rate(lines[0]) is None  # may be 5 199.33
+    assert OutputReader(RateSource(pattern=found_pattern), "").read_rate(lines[0]) == 199.33
+
+
 class TestPrintedRates:
     @pytest.fixture(autouse=True)
     def clock(self, monkeypatch):
         self.now_s = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("time.monotonic_ns", lambda: int(self.now_s * S))
 
     def make_states(self, folder, *sources):
         options = {"work_unit": "", "ends_by_itself": True}
@@ -132,6 +145,36 @@ class TestPrintedRates:
         assert not printed.is_over()
         states[0].ended.status = 0
         assert printed.is_over()
+
+    def restart(self, folder):
+        """Two jobs that have printed rates, of which the second is stopped."""
+        states = self.make_states(folder, *[RateSource(pattern="([0-9.]+) steps/s")] * 2)
+        printed = PrintedRates(states, 8.0)
+        for one in states:
+            self.print_rates(one, 9)
+        assert not printed.is_over() and printed.begin_ns == 100 * S
+        printed.restart(1)
+        return states[0], printed
+
+    def test_after_a_restart_only_later_lines_of_the_first_jobs_count(self, tmp_path):
+        first, printed = self.restart(tmp_path)
+        self.now_s += 20
+        assert not printed.is_over() and printed.begin_ns is None
+        self.print_rates(first, 9)
+        assert not printed.is_over() and printed.begin_ns == 120 * S
+        self.now_s += 9
+        assert not printed.is_over()  # its lines before the begin do not count
+        self.print_rates(first, 6)
+        assert printed.is_over() and printed.first_begin_ns == 100 * S
+
+    @pytest.mark.parametrize(("num_lines", "seconds", "begins"), [(1, 9, False), (9, 1.9, False), (2, 2, True)])
+    def test_a_window_begins_once_the_lines_and_the_time_to_settle_have_passed(
+        self, tmp_path, num_lines, seconds, begins
+    ):
+        first, printed = self.restart(tmp_path)
+        self.print_rates(first, num_lines)
+        self.now_s += seconds
+        assert not printed.is_over() and (printed.begin_ns is not None) == begins
 
     def test_a_rate_that_is_sought_needs_a_long_run(self, tmp_path):
         states = self.make_states(tmp_path, RateSource(is_sought=True))
@@ -192,3 +235,33 @@ def test_groups_get_the_found_pattern_or_whole_runs(pattern):
     assert known.digest == planned.digest
     tags = live_rate.make_tags(planned, {"a": pattern})
     assert live_rate.read_tags(planned, tags) == {"a": pattern}
+
+
+def make_printed_row(num_jobs, total, values=(), **changes):
+    """The row of copies of a script that printed these values, one a second."""
+    row = make_row(
+        group(*"a" * num_jobs, window=Window(kind=WindowKind.LOGGED, seconds=8.0)),
+        metrics={"throughput_total_samples_per_s": total},
+        **changes,
+    )
+    series = {"logged_samples_per_s": [(step, step * S, float(value)) for step, value in enumerate(values)]}
+    return dataclasses.replace(row, jobs=tuple(dataclasses.replace(job, series=series) for job in row.jobs))
+
+
+@pytest.mark.parametrize(
+    ("total", "values", "is_marked"),
+    [(80.0, range(60, 80), True), (80.0, [79, 81, 80, 78] * 5, False), (95.0, range(75, 95), False)],
+)
+def test_rows_of_a_launch_are_marked_if_the_fewest_copies_print_averages(total, values, is_marked):
+    rows = [make_printed_row(2, 150.0), make_printed_row(1, total, values)]
+    marked = live_rate.mark_averages(rows, {rows[1].group.key: 100.0})
+    assert [live_rate.AVERAGES in row.marks.invalid for row in marked] == [is_marked] * 2
+    assert live_rate.mark_averages(rows, {}) == rows
+
+
+@pytest.mark.parametrize("tags", [{}, {Tag.LAUNCH: "id"}, {Tag.INVALID: "a job waited for a CPU"}])
+def test_a_rate_to_compare_with_is_valid_and_of_a_launch_without_other_groups(tags):
+    rates = {}
+    row = make_printed_row(1, 100.0, tags=tags)
+    live_rate.note_rate(row, rates)
+    assert rates == ({} if tags else {row.group.key: 100.0})

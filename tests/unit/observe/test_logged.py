@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import struct
@@ -12,9 +13,10 @@ import pytest
 from pipeline.base.domain import rate_units
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
-from pipeline.base.domain.window import WindowKind
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending
 from pipeline.observe import endings, logged_rate, output_rates, throughput
 from pipeline.observe.changed_files import Changes
@@ -65,6 +67,23 @@ def test_jobs_that_never_logged_at_the_same_time_have_no_result(tmp_path):
     assert row.result is Result.FAILED
     assert row.reason == "job 0-a: jobs 0-a and 1-b never logged at the same time; let them train longer"
     assert not any("throughput" in name for job in row.jobs for name in job.metrics)
+
+
+def test_each_group_of_a_launch_has_the_values_of_its_slice(tmp_path):
+    pair, states = make_script_states(tmp_path, METRIC, METRIC)
+    pair = dataclasses.replace(pair, window=Window(kind=WindowKind.LOGGED, seconds=8.0))
+    # The second job is stopped at 20 s; until 22 s, the speed of the first one settles.
+    speeds = {10: 1.0, 22: 70.0} | dict.fromkeys(range(12, 21, 2), 50.0) | dict.fromkeys(range(24, 33, 2), 100.0)
+    log_through_mlflow(states[0].folder, METRIC.metric, sorted(speeds.items()))
+    log_through_mlflow(states[1].folder, METRIC.metric, sorted(speeds.items())[:6])
+    slices = [Slice(num_jobs=2, begin_ns=10 * S, end_ns=20 * S), Slice(num_jobs=1, begin_ns=22 * S, end_ns=30 * S)]
+    both = judge(pair, *states, slices=slices)
+    alone = judge(dataclasses.replace(pair, jobs=pair.jobs[:1]), states[0], launched=states, slices=slices)
+    assert (both.result, alone.result) == (Result.OK, Result.OK)
+    assert [job.metrics["throughput_samples_per_s"] for job in (*both.jobs, *alone.jobs)] == [50, 50, 100]
+    assert (both.metrics["window_s"], alone.metrics["window_s"]) == (10, 8)
+    assert alone.tags["collocation.window_start_ns"] == str(22 * S)
+    assert not any("overlap_ratio" in row.metrics or row.marks.invalid for row in (both, alone))
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,14 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
         make_plan(user_command.make_overrides(["degree=1", "--", "-m", module]))
 
 
-def test_a_shell_script_that_nobody_may_execute_is_refused(make_plan, scripts):
-    (scripts / "run.sh").write_text("echo\n")
-    with pytest.raises(ConfigError, match=r"run\.sh is neither executable nor a Python script; run chmod \+x"):
-        make_plan(user_command.make_overrides(["degree=1", "--", "./run.sh"]))
+@pytest.mark.parametrize("name", ["run.sh", "notes.txt"])
+def test_a_file_of_another_kind_that_nobody_may_execute_is_refused(make_plan, scripts, name):
+    (scripts / name).write_text("echo\n")
+    refusal = f"{name} is neither executable nor a Python script; name a .py file, or run chmod +x {scripts / name}"
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
+        make_plan(user_command.make_overrides(["degree=1", "--", f"./{name}"]))
+    (scripts / name).write_text("#!/usr/bin/env python3\nprint(1)\n")
+    make_plan(user_command.make_overrides(["degree=1", "--", f"./{name}"]))
 
 
 SCRIPT = ["workload=script", "workload.script=train.py"]
@@ -167,7 +171,7 @@ def test_a_flag_is_the_same_program_however_it_is_given(make_plan):
 
 def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_plan, tmp_path):
     (program := tmp_path / "other").write_text("#!/bin/sh\necho 1\n")
-    with pytest.raises(ConfigError, match=r"is neither executable nor a Python script; run chmod \+x"):
+    with pytest.raises(ConfigError, match="is neither executable nor a Python script"):
         make_plan(["workload=script", f"workload.script={program}"])
     program.write_text("#!/usr/bin/env python3\nprint(1)\n")
     make_plan(["workload=script", f"workload.script={program}"])
