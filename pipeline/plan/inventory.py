@@ -23,7 +23,7 @@ from pipeline.plan.option_loader import find_root
 from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
 from pipeline.plan.workload_config import WorkloadConfig
 
-_OF_PYTHON = (".py", ".pyw", "")
+_OF_PYTHON, _OF_TEXT = (".py", ".pyw", ""), (".txt", ".md", ".json", ".yaml", ".yml", ".toml", ".csv", ".log")
 SPEED_VARIABLES = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|NCCL_DEBUG|TORCH_LOGS|TF_CPP_|.*_(?:DIR|PATH|HOME|ROOT|FILE|VERSION)$"
     r"|KMP_(?:DUPLICATE_LIB_OK|INIT_AT_FORK)$)"  # scikit-learn sets both in this process if something imports it
@@ -180,7 +180,9 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
         return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
     if not os.access(path, os.X_OK) and _is_other_program(path):
-        remedy = f"name a .py file, or run chmod +x {path}"
+        remedy = (
+            "name a .py file or a program" if path.suffix in _OF_TEXT else f"name a .py file, or run chmod +x {path}"
+        )
         raise ConfigError(f"{key}={script}: {path} is neither executable nor a Python script; {remedy}")
     try:
         return read_code(path, PROJECT_DIR, *roots)

@@ -38,6 +38,8 @@ _LAST_BY_ONE = 4
 """Number of jobs up to which the first block adds one at a time although each number needs a launch of its own."""
 _KEPT_OF_FEW, _KEPT_OF_MANY = 0.9, 0.75
 """Part of its speed alone that each job must keep for the first block to double their number: below four, above."""
+_MANY, _LONGEST_SHARE = 16, 0.2
+"""Number of jobs above which no launch may be expected to take longer than this share of the minutes."""
 _FAR_BEHIND = 0.8
 """Part of the speed of another mode, with as many jobs, below which a mode gets no more jobs in the first block."""
 _LEAST_RISE = 0.02
@@ -134,12 +136,18 @@ class Climb:
         speeds = [
             row.metrics.get(SPEEDUP, 0.0) for row in rows if row.group.key not in keys and len(row.jobs) == number
         ]
-        if speed < _FAR_BEHIND * max(speeds, default=0.0):
+        if speed < _FAR_BEHIND * max(speeds, default=0.0) or self._takes_long(len(group.jobs)):
             return True
         least_kept, step = (_KEPT_OF_FEW, 1) if number < _LAST_BY_ONE else (_KEPT_OF_MANY, 2)
         least_kept = 0.0 if self._stops_some else least_kept
         most = 2 * number if number > 1 and speed > least_kept * number else number + step
         return any(len(group.jobs) < len(member.jobs) <= most for member in ladder)
+
+    def _takes_long(self, num_jobs: int) -> bool:
+        """Return whether a launch of so many jobs would take too many of the minutes, after the largest so far."""
+        largest = max(self._took_s, default=1)
+        expected_s = self._took_s.get(largest, 0.0) * num_jobs / largest
+        return num_jobs > max(_MANY, largest) and expected_s > _LONGEST_SHARE * 60 * self.minutes
 
     def _join(self, selected: Sequence[Group], rows: Sequence[GroupResult], following: Sequence[Group]) -> list[Group]:
         """Return selected groups with the following ones of their mode that the block runs, most jobs first."""
@@ -268,7 +276,8 @@ class Climb:
                     if is_valid and not is_flat:
                         first, last = sorted((place, other))
                         between = keys[first + step : last : step] if self._stops_some else []
-                        yield from between or [keys[half]]
+                        untried = between or [keys[half]]
+                        yield from (key for key in untried if not self._takes_long(len(ladder[keys.index(key)].jobs)))
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""
@@ -316,7 +325,7 @@ def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterat
     """Yield what was measured and where, and the marks of the groups."""
     device, blocks = rows[0].group.device, format_count(len({row.group.block for row in rows}), "block")
     ranges = "in parentheses: 95 % intervals" if has_intervals else "a range (95 %) needs more"
-    yield f"{blocks} on {device.name} (once: measured in one of them); {ranges}."
+    yield f"{blocks} (rounds; once: in one of them) on {device.name}; {ranges}."
     if rows[0].group.window.stops_scripts:
         name = rows[0].group.jobs[0].workload.name
         yield f"Measured is the speed that {name} prints; its start-up does not count."
@@ -358,4 +367,7 @@ def _fails_alone(row: GroupResult) -> bool:
 
 def _explain(rows: Sequence[GroupResult]) -> str:
     reasons = [row.marks.invalid or row.reason for row in rows if row.marks.invalid or row.reason]
-    return textwrap.shorten(reasons[0], 200) if reasons else "the jobs have no rate in common"
+    if reasons:
+        return textwrap.shorten(reasons[0], 200)
+    is_alone = all(row.group.sequential for row in rows)
+    return "only the job alone was measured" if is_alone else "the jobs have no rate in common"

@@ -178,6 +178,21 @@ def test_the_number_doubles_while_copies_nearly_keep_their_speed(curve, first, l
     assert climb.is_decided and curve[degree - 1] > 0.94 * max(curve)
 
 
+@pytest.mark.parametrize(("launch_s", "most"), [(6.0, 32), (110.0, 16)])
+def test_more_than_sixteen_copies_are_tried_unless_their_launch_takes_a_fifth_of_the_minutes(launch_s, most):
+    class Slow(Machine):
+        def run(self, the_group):
+            self.clock_s += launch_s * (len(the_group.jobs) > 8)
+            return super().run(the_group)
+
+    curves = {"naive": [float(n) for n in range(1, 33)]}
+    climb, rows = search(plan_turns(curves), Slow(curves, 0, noise=0.002))
+    assert max(len(row.group.jobs) for row in rows) == most and name(climb) == ("naive", most)
+    numbers = {16: "8,16,24,32", 32: "16,32,48,64"}[most]
+    answer = " ".join(climb.answer(rows, ["run.py"]))
+    assert f"More copies were not tried, and may gain more: add degree={numbers}." in " ".join(answer.split())
+
+
 def test_a_mode_far_behind_another_one_gets_no_more_jobs_in_the_first_block():
     curves = {"naive": [n**0.7 for n in range(1, 17)], "mps": [n**0.95 for n in range(1, 17)]}
     climb, rows = search(plan_turns(curves), Machine(curves, 0, noise=0.002))

@@ -254,7 +254,8 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
         if cell.mode == choice.mode
     ]
     if choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
-        yield "More copies were not tried."
+        numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
+        yield f"More copies were not tried, and may gain more: add degree={','.join(map(str, numbers))}."
     if recommendation.is_slow_alone:
         yield "The service misses its objective alone, too."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
@@ -274,7 +275,7 @@ def _list_rivals(rivals: Sequence[Cell]) -> str:
 
 def _list_costs(cell: Cell, memory_mib: float | None) -> Iterator[str]:
     if (slowdown := cell.estimates.get(SLOWDOWN)) is not None:
-        yield f"each takes up to {slowdown.median:.2f} times as long"
+        yield f"each takes up to {slowdown.median:.2f} times as long as alone"
     if (peak := cell.estimates.get(MEMORY_PEAK)) is not None:
         of_device = "" if memory_mib is None else f" of {memory_mib / 1024:.0f}"
         yield f"{peak.median / 1024:.1f}{of_device} GiB"

@@ -123,10 +123,13 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
         make_plan(user_command.make_overrides(["degree=1", "--", "-m", module]))
 
 
-@pytest.mark.parametrize("name", ["run.sh", "notes.txt"])
-def test_a_file_of_another_kind_that_nobody_may_execute_is_refused(make_plan, scripts, name):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("run.sh", "name a .py file, or run chmod +x {path}"), ("notes.txt", "name a .py file or a program")],
+)
+def test_a_file_of_another_kind_that_nobody_may_execute_is_refused(make_plan, scripts, name, remedy):
     (scripts / name).write_text("echo\n")
-    refusal = f"{name} is neither executable nor a Python script; name a .py file, or run chmod +x {scripts / name}"
+    refusal = f"{name} is neither executable nor a Python script; {remedy.format(path=scripts / name)}"
     with pytest.raises(ConfigError, match=re.escape(refusal)):
         make_plan(user_command.make_overrides(["degree=1", "--", f"./{name}"]))
     (scripts / name).write_text("#!/usr/bin/env python3\nprint(1)\n")
