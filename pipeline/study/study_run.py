@@ -347,7 +347,7 @@ class StudyRun:
         return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:
-        if self.climb is not None and not self.rows and self.ended_by is not None:
+        if self.climb is not None and not self.rows and interrupts.has_ended_work():
             words.say("no group is complete, so nothing was kept; repeat the command")
         if self.climb is not None:
             ran = {row.group.digest for row in self.rows}
