@@ -364,7 +364,7 @@ def _refuse(arguments: Sequence[str], message: str) -> NoReturn:
     help_command = entry_points.spell("run", "--help")
     option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.-]*))", message)
     following = re.search(rf"(?:^|\n){option[1]}[=\n]([^\n=-]+)(?:\n|$)", "\n".join(arguments)) if option else None
-    remedy = ""
+    remedy = "options of your program follow its name; " if option else ""
     if option and following and (key := _find_key(option[2].replace("-", "_"))):
         remedy = f"write {key}={following[1]}, or "
     raise ConfigError(f"{message}; {remedy}see {help_command} and --hydra-help")

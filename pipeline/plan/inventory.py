@@ -212,6 +212,8 @@ def _digest_program(name: str, interpreter: Interpreter) -> str:
     ):
         return name
     program = shutil.which(name)
+    if Path(name).is_dir():
+        raise ConfigError(f"workload.script={name} is a folder; name the file to run, such as {name}/train.py")
     if program is None:
         raise ConfigError(
             f"workload.script={name} is neither a file in {Path.cwd()} nor a program next to {interpreter.python} or "

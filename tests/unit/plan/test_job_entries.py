@@ -123,6 +123,12 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
         make_plan(user_command.make_overrides(["degree=1", "--", "-m", module]))
 
 
+def test_a_folder_is_refused_as_script(make_plan, scripts):
+    (scripts / "training").mkdir()
+    with pytest.raises(ConfigError, match="training is a folder; name the file to run"):
+        make_plan(user_command.make_overrides(["degree=1", "--", "training"]))
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [("run.sh", "name a .py file, or run chmod +x {path}"), ("notes.txt", "name a .py file or a program")],

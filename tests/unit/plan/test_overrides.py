@@ -48,12 +48,18 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a=1", "--foo"], "unrecognized arguments: --foo; see python run.py --help"),
+        (
+            ["a=1", "--foo"],
+            "unrecognized arguments: --foo; options of your program follow its name; see python run.py --help",
+        ),
         (["--degree", "2"], "unrecognized arguments: --degree; write degree=2, or see python run.py --help"),
         (["--mode", "mps"], "unrecognized arguments: --mode; write scenario=mps, or see python run.py --help"),
         (["--minuts", "5"], "unrecognized arguments: --minuts; write advise_minutes=5, or see python run.py --help"),
         (["--max-copies", "4"], "unrecognized arguments: --max-copies; write degree=4, or see python run.py --help"),
-        (["--colour", "5"], "unrecognized arguments: --colour; see python run.py --help"),
+        (
+            ["--colour", "5"],
+            "unrecognized arguments: --colour; options of your program follow its name; see python run.py --help",
+        ),
         (["a=1", "--degree=2"], "unrecognized arguments: --degree=2; write degree=2, or see python run.py --help"),
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
