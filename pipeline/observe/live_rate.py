@@ -160,7 +160,6 @@ class PrintedRates:
 
     Attributes:
         begin_ns: monotonic instant since which all jobs print rates; `None` before.
-        first_begin_ns: the same of the first jobs, before a restart.
         patterns: the pattern of each program whose rate is sought and was found, by its digest.
     """
 
@@ -169,7 +168,6 @@ class PrintedRates:
         is_sought = any(state.job.workload.rate.is_sought for state in states)
         self._least_s = time.monotonic() + (whole_run_s if is_sought else 0.0)
         self.begin_ns: int | None = None
-        self.first_begin_ns: int | None = None
         self._begins = dict[Path, int]()
         self._settled_s, self._settling_rates = 0.0, 0  # until a restart
         self._counts = dict.fromkeys((state.job.index for state in self._states), 0)
@@ -208,7 +206,6 @@ class PrintedRates:
                 self._settling_rates = 0
                 self._skip_printed()
             self.begin_ns = time.monotonic_ns()
-            self.first_begin_ns = self.first_begin_ns or self.begin_ns
         if self.begin_ns is None:
             return self._settled_s > 0 and any(state.has_ended for state in self._states)
         is_long = time.monotonic() >= max(self.begin_ns / 1e9 + self._seconds, self._least_s)

@@ -23,7 +23,6 @@ from pipeline.plan.option_loader import find_root
 from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
 from pipeline.plan.workload_config import WorkloadConfig
 
-_SCRIPT = "workload.script"
 _OF_PYTHON, _OF_TEXT = (".py", ".pyw", ""), (".txt", ".md", ".json", ".yaml", ".yml", ".toml", ".csv", ".log")
 SPEED_VARIABLES = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|NCCL_DEBUG|TORCH_LOGS|TF_CPP_|.*_(?:DIR|PATH|HOME|ROOT|FILE|VERSION)$"
@@ -180,7 +179,9 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
     if script and interpreter is not None and Path(script).name == script and not is_here:
         return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
-    if key == _SCRIPT and not os.access(path, os.X_OK) and _is_other_program(path):  # other keys may name data
+    if (
+        key == "workload.script" and not os.access(path, os.X_OK) and _is_other_program(path)
+    ):  # other keys may name data
         remedy = (
             "name a .py file or a program" if path.suffix in _OF_TEXT else f"name a .py file, or run chmod +x {path}"
         )

@@ -80,7 +80,7 @@ class Climb:
         shared = {group.key: group for group in groups if not group.sequential and group.skip_reason is None}
         self._ladders = [
             sorted(members, key=lambda group: len(group.jobs))
-            for members in group_by(shared.values(), lambda group: (group.scenario, str(group.options))).values()
+            for members in group_by(shared.values(), _identify_mode).values()
         ]
 
     def select(
@@ -275,9 +275,9 @@ class Climb:
                         is_flat |= best_speed < (1 + _LEAST_RISE) * speeds.get(keys[below], 0.0)
                     if is_valid and not is_flat:
                         first, last = sorted((place, other))
-                        between = keys[first + step : last : step] if self._stops_some else []
-                        untried = between or [keys[half]]
-                        yield from (key for key in untried if not self._takes_long(len(ladder[keys.index(key)].jobs)))
+                        places = range(first + step, last, step) if self._stops_some else ()
+                        untried = [ladder[number] for number in places or (half,)]
+                        yield from (group.key for group in untried if not self._takes_long(len(group.jobs)))
 
     def answer(self, rows: Sequence[GroupResult], words: Sequence[str]) -> Iterator[str]:
         """Yield the lines of the answer; `words` is the command line of the study."""

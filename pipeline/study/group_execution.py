@@ -191,7 +191,7 @@ class GroupExecution:
         live_rate.note_rate(row, self.resources.rates)
         measured = {part.num_jobs for part in self.slices}
         rows = [self._judge_other(group) for group in self.launch[1:] if len(group.jobs) in measured]
-        return live_rate.mark_averages(rows, self.resources.rates) if self.group.window.stops_scripts else rows
+        return live_rate.mark_averages(rows, self.resources.rates)
 
     def _judge_other(self, group: Group) -> GroupResult:
         tags = {Tag.LAUNCH: self.record.spool_id} | live_rate.make_tags(group, self.resources.patterns)
@@ -418,8 +418,9 @@ class GroupExecution:
             running.measure(self.group.window, is_over)
         else:
             self._measure_fewer(running, printed, is_over)
-        was_stopped = running.states[0].ended.told_ns is not None
-        self.phases.begin(phases.WINDOW, printed.first_begin_ns if was_stopped else running.states[0].released_ns)
+        begin_ns = self.slices[0].begin_ns if self.slices else printed.begin_ns
+        first = running.states[0]
+        self.phases.begin(phases.WINDOW, first.released_ns if first.ended.told_ns is None else begin_ns)
         for state in running.states:
             digest, was_stopped = state.job.workload.digest, state.ended.told_ns is not None
             if state.job.workload.rate.is_sought and (was_stopped or state.ended_well):

@@ -263,11 +263,12 @@ class StudyRun:
                 if self.climb is not None:
                     following = [group for other in launches for group in other if group.block == launch[0].block]
                     selected = self.climb.select(launch, self._list_latest_rows(), following)
-                    remaining = [group for group in launch if group not in selected] if selected else []
-                    unselected = [group for group in following if group not in selected]
-                    view.progress.replace_next([*launch, *following], [*selected, *remaining, *unselected])
-                    pending = [[group for group in other if group not in selected] for other in (remaining, *launches)]
-                    launches = deque(filter(None, pending))
+                    pending = (launch if selected else [], *launches)
+                    launches = deque(
+                        filter(None, ([group for group in other if group not in selected] for other in pending))
+                    )
+                    unselected = [group for other in launches for group in other if group.block == launch[0].block]
+                    view.progress.replace_next([*launch, *following], [*selected, *unselected])
                     if not selected:
                         continue
                     launch = selected

@@ -165,7 +165,7 @@ class TestPrintedRates:
         self.now_s += 9
         assert not printed.is_over()  # its lines before the begin do not count
         self.print_rates(first, 6)
-        assert printed.is_over() and printed.first_begin_ns == 100 * S
+        assert printed.is_over() and printed.begin_ns == 120 * S
 
     @pytest.mark.parametrize(("num_lines", "seconds", "begins"), [(1, 9, False), (9, 1.9, False), (2, 2, True)])
     def test_a_window_begins_once_the_lines_and_the_time_to_settle_have_passed(
