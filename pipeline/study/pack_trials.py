@@ -81,7 +81,7 @@ def have_failed(rows: Sequence[GroupResult], ended: Sequence[JobResult]) -> bool
 
 def describe(row: GroupResult, ended: Sequence[JobResult]) -> Iterator[str]:
     """Yield the lines about a pack: each failed trial, the trials by result, and what the pack gained."""
-    trials = [*ended, *(job for job in row.jobs if row.jobs != tuple(ended))]
+    trials = [*ended, *row.jobs]
     shared = find_shared_words([trial.job for trial in trials])
     for trial in trials:
         if trial.result is not Result.OK:

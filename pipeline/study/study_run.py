@@ -157,9 +157,10 @@ class StudyRun:
             return stored_results.divide(self.request, self.plan, self.inventory)
         pack = self.plan.groups[0]
         if self.config.resume != Resume.NO:
-            pack, self.ended_trials = pack_trials.divide(self.request, pack)
-            if not pack.jobs:
-                return (), [pack_trials.make_row(pack, self.ended_trials)]
+            remaining, ended_trials = pack_trials.divide(self.request, pack)
+            if not remaining.jobs:
+                return (), [pack_trials.make_row(pack, ended_trials)]
+            pack, self.ended_trials = remaining, ended_trials
         return (pack_trials.begin_as_known(pack, stored_results.find_past_groups(self.request)),), []
 
     def _print_block_forecast(

@@ -132,8 +132,11 @@ def test_ctrl_c_ends_the_trials_and_the_rest_runs_after_it(start, run, log, clie
     ended = {event for event in count(log) if event.startswith("end")}
     status, out, err = run(*pack(log, "--seconds", "0.8", num=6, options=["resume=true"]))
     assert status == 0 and f"resume: {len(ended)} of 6 trials have ended" in err, err
-    assert all(count(log)[f"end {x}"] == 1 for x in range(1, 7))
     assert "6 ok" in out
+    status, out, err = run(*pack(log, "--seconds", "0.8", num=6, options=["resume=true"]))
+    assert status == 0 and "resume: 6 of 6 trials have ended" in err, err
+    assert "6 ok" in out
+    assert all(count(log)[f"end {x}"] == 1 for x in range(1, 7))
 
 
 def test_a_trial_without_memory_beside_others_starts_again_alone(run, client, tmp_path):
