@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import statistics
 from array import array
 from collections import defaultdict
@@ -301,7 +302,7 @@ def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | Non
 
 
 def _make_logged_series(logged: LoggedRate | None) -> dict[str, list[tuple[int, int, float]]]:
-    points = logged.points if logged is not None else ()
+    points = [point for point in logged.points if not math.isnan(point[1])] if logged is not None else []
     series = PointSeries((step, *point) for step, point in enumerate(points))
     return {f"logged_{logged.work_unit}_per_s": list(series)} if logged is not None and points else {}
 

@@ -8,21 +8,20 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.base.domain import layout, work_units
-from pipeline.base.domain.marks import join
+from pipeline.base.domain import layout
 from pipeline.base.domain.records import Group
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.base.domain.workload import RateSource
+from pipeline.base.domain.workload import RateSource, Workload
 from pipeline.base.system import regular_files
 from pipeline.launch import events
 from pipeline.launch.job_state import JobState
-from pipeline.observe.group_result import GroupResult
-from pipeline.observe.output_rates import OutputReader
+from pipeline.observe.output_rates import COUNT, OutputReader
 
 _USUAL_PATTERNS = (
     "([0-9.]+) ?it/s",
@@ -39,7 +38,19 @@ _OTHER_WORK = (
 """Begins of lines whose rates are not those of the training, such as `Loading weights: 5000it/s`."""
 _UNKNOWN_WORK = "samples"
 """Work unit of a rate that is found as `7/s`."""
-_MOST_BYTES = 1 << 16
+
+_FRACTION = re.compile(r"(?<![\w.,/])(?P<count>[0-9]+) ?/ ?(?P<of>[0-9]+)(?![\w/]|[.,][0-9])")
+_BETWEEN = r"[\"']?\s*[:=#]?\s*\[?\s*"
+_NAMED = re.compile(
+    rf"(?<!\w)(?P<name>(?:[a-z]+_)?(?:step|iteration|iter|it|batch|update|epoch)s?){_BETWEEN}(?P<count>[0-9]+)(?![\w.])",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(r"\W*(?:step|iteration|iter|batch|epoch)s?\b[^0-9]*$", re.IGNORECASE)
+_FIRST_COLUMN = r"^\W*(?P<count>[0-9]+)[\s,;|]"
+"""Counters: `120/781`, `step: 120`, and the first column of a table with a header, such as `Step Temp E_pair`."""
+_LEAST_COUNTS, _MOSTLY = 3, 0.8
+"""Least number of values of a counter, and least part of its changes that rise."""
+_MOST_BYTES, _MOST_LINES = 1 << 16, 50
 _BREAK = re.compile(rb"[\r\n]+")
 
 
@@ -53,7 +64,38 @@ Patterns = Mapping[str, str | None]
 
 
 def find_pattern(lines: Sequence[str]) -> str | None:
-    """Return a `workload.metric_pattern` for the last rate in an output, such as `([0-9.]+)it/s`, if it has one.
+    """Return a `workload.metric_pattern` for an output: for its counter, or else for its last rate; `None` without.
+
+    A counter is better: a printed rate may be that of one step, or an average.
+    """
+    return find_counter(lines) or find_rate(lines)
+
+
+def find_counter(lines: Collection[str]) -> str | None:
+    """Return a pattern for the number in an output that rises most often, such as that of a step; `None` without."""
+    counts: dict[str, list[int]] = defaultdict(list)
+    has_header = any(_HEADER.match(line) for line in lines)
+    for line in lines:
+        if re.match(_OTHER_WORK, line):
+            continue
+        for match in _FRACTION.finditer(line):
+            if int(match["count"]) <= int(match["of"]):
+                counts[rf"(?<![\w.,/])(?P<count>[0-9]+) ?/ ?{match['of']}(?![\w/])"].append(int(match["count"]))
+        for match in _NAMED.finditer(line):
+            counts[rf"(?<!\w){match['name']}{_BETWEEN}(?P<count>[0-9]+)(?![\w.])"].append(int(match["count"]))
+        if has_header and (row := re.match(_FIRST_COLUMN, line)):
+            counts[_FIRST_COLUMN].append(int(row["count"]))
+    rising = {pattern: len(set(values)) for pattern, values in counts.items() if _is_rising(values)}
+    return max(rising, key=rising.__getitem__, default=None)
+
+
+def _is_rising(values: Sequence[int]) -> bool:
+    changes = [after - before for before, after in itertools.pairwise(values) if after != before]
+    return len(set(values)) >= _LEAST_COUNTS and sum(change > 0 for change in changes) >= _MOSTLY * len(changes)
+
+
+def find_rate(lines: Sequence[str]) -> str | None:
+    """Return a pattern for the last rate in an output, such as `([0-9.]+)it/s`; `None` without.
 
     If lines of other work have such rates, too, the pattern leaves them out.
     """
@@ -63,19 +105,15 @@ def find_pattern(lines: Sequence[str]) -> str | None:
         if rate := next(filter(None, (re.search(pattern, line) for line in last_first)), None):
             before, after = rate.string[rate.start() : rate.start(1)], rate.string[rate.end(1) : rate.end()]
             before = re.escape(before)
-            if not before and _follows_counter(pattern, last_first):
-                before = "[0-9] +"
             if any(re.search(pattern, line) for line in of_other_work):
                 return f"^(?!{_OTHER_WORK}).*?{before}([0-9][0-9.,]*){after}"
             return f"{before}([0-9.]+){after}"
     return None
 
 
-def _follows_counter(pattern: str, last_first: Sequence[str]) -> bool:
-    """Return whether a number before the rates rises, so that `step 5 199 samples/s` is not 5199 samples."""
-    matches = [re.search(rf"([0-9]+) +{pattern}", line) for line in last_first]
-    counts = [int(match[1]) for match in matches if match]
-    return len(counts) > 2 and all(before > after for before, after in itertools.pairwise(counts))
+def is_counter(pattern: str | None) -> bool:
+    """Return whether a pattern reads a counter instead of a rate."""
+    return pattern is not None and f"(?P<{COUNT}>" in pattern
 
 
 def apply_patterns(group: Group, patterns: Patterns) -> Group:
@@ -113,44 +151,6 @@ def read_tags(group: Group, tags: Mapping[str, str]) -> dict[str, str | None]:
     """Return the patterns in the tags of a group that ran, by the digest of the program."""
     text = tags.get(Tag.RATE_PATTERN)
     return {} if text is None else {job.workload.digest: text or None for job in group.jobs}
-
-
-AVERAGES = "its printed speed hardly changed when other copies were stopped"
-"""Part of the mark of rows that were measured while copies were stopped, if a program prints averages."""
-_LEAST_FOLLOWED, _MOST_RISING = 0.9, 0.9
-"""A program prints averages if, with the fewest copies, the total rate is below the first part of that of a launch of
-its own, and above the second part of the printed rates are higher than those before them."""
-
-
-def note_rate(row: GroupResult, rates: dict[str, float]) -> None:
-    """Keep the total rate of a group of scripts that had a launch of its own, by its key."""
-    total = _get_total(row)
-    if total and row.group.window.stops_scripts and Tag.LAUNCH not in row.tags and not row.marks.invalid:
-        rates[row.group.key] = total
-
-
-def mark_averages(rows: Sequence[GroupResult], rates: Mapping[str, float]) -> list[GroupResult]:
-    """Mark the rows of groups that were measured while other copies were stopped, if the program prints averages."""
-    fewest = min((row for row in rows if row.group.key in rates), key=lambda row: len(row.jobs), default=None)
-    if fewest is None or not 0 < _get_total(fewest) < _LEAST_FOLLOWED * rates[fewest.group.key]:
-        return list(rows)
-    begin_ns = int(fewest.tags.get(Tag.WINDOW_START_NS, 0))
-    rises = [
-        after > before
-        for job in fewest.jobs
-        for name, series in job.series.items()
-        for (_, t_ns, before), (_, _, after) in itertools.pairwise(series)
-        if t_ns >= begin_ns and name.startswith("logged_")
-    ]
-    if not rises or sum(rises) <= _MOST_RISING * len(rises):
-        return list(rows)
-    reason = f"{AVERAGES}; it may be an average since the start"
-    return [dataclasses.replace(row, tags=row.tags | {Tag.INVALID: join([row.marks.invalid, reason])}) for row in rows]
-
-
-def _get_total(row: GroupResult) -> float:
-    """Return the total rate of a group; 0 without one."""
-    return next((row.metrics[work_units.total_of(unit)] for unit in work_units.find_units(row.metrics)), 0.0)
 
 
 class PrintedRates:
@@ -195,9 +195,14 @@ class PrintedRates:
         """Return whether all jobs have printed rates for `seconds`, or one that did has ended."""
         patterns_before = dict(self.patterns)
         for state in self._states:
+            workload = state.job.workload
             # In the window, the output of no job is read, but of one whose rate is sought.
-            if self._counts[state.job.index] < _LEAST_RATES or state.job.workload.rate.is_sought:
-                self._counts[state.job.index] = self._count(state)
+            if self._counts[state.job.index] < _LEAST_RATES or workload.rate.is_sought:
+                outputs = self._read(state)
+                if workload.rate.is_sought:
+                    self._seek(workload, outputs)
+                pattern = workload.rate.pattern or self.patterns.get(workload.digest)
+                self._counts[state.job.index] = _count(workload, pattern, outputs) if pattern is not None else 0
         if self.patterns != patterns_before:
             self.begin_ns = None
         has_settled = min(self._counts.values()) >= max(1, self._settling_rates)
@@ -212,22 +217,34 @@ class PrintedRates:
         has_enough = is_long and min(self._counts.values()) >= _LEAST_RATES
         return has_enough or any(state.has_ended for state in self._states)
 
-    def _count(self, state: JobState) -> int:
-        """Return the number of lines with a rate at the end of a job's output."""
-        workload, most = state.job.workload, 0
-        for path in (state.folder / name for name in (layout.STDOUT, layout.STDERR)):
-            output = events.read_end(path, _MOST_BYTES, begin=self._begins.get(path, 0))
-            lines = [line.decode(errors="replace") for line in _BREAK.split(output)]
-            source = RateSource(pattern=find_pattern(lines)) if workload.rate.is_sought else workload.rate
-            if source.pattern is None:
-                continue
-            reader = _make_reader(source, workload.work_unit)
-            number = sum(reader.read_rate(line) is not None for line in lines)
-            if number > most:
-                most = number
-                if workload.rate.is_sought:
-                    self.patterns[workload.digest] = source.pattern
-        return most
+    def _read(self, state: JobState) -> list[list[str]]:
+        """Return the lines at the ends of a job's outputs."""
+        paths = [state.folder / name for name in (layout.STDOUT, layout.STDERR)]
+        outputs = [events.read_end(path, _MOST_BYTES, begin=self._begins.get(path, 0)) for path in paths]
+        return [[line.decode(errors="replace") for line in _BREAK.split(output)] for output in outputs]
+
+    def _seek(self, workload: Workload, outputs: Sequence[Sequence[str]]) -> None:
+        """Find the pattern of a program: a counter, or else a rate, in most lines of an output."""
+        found = [pattern for lines in outputs if (pattern := find_pattern(lines)) is not None]
+        if known := self.patterns.get(workload.digest):
+            found.insert(0, known)
+        numbers = {pattern: (is_counter(pattern), _count(workload, pattern, outputs)) for pattern in found}
+        if found:
+            self.patterns[workload.digest] = max(numbers, key=numbers.__getitem__)
+
+
+def _count(workload: Workload, pattern: str, outputs: Iterable[Iterable[str]]) -> int:
+    """Return the number of lines with a clear value in the output that has most."""
+    source = workload.rate if workload.rate.pattern == pattern else RateSource(pattern=pattern)
+    reader = _make_reader(source, workload.work_unit)
+    return max(sum(reader.read_value(line) is not None for line in lines) for lines in outputs)
+
+
+def _divide_rise(before: tuple[float, float] | None, after: tuple[float, float]) -> float | None:
+    """Return the rise of a counter between two instants over their distance; `None` if it fell."""
+    if before is None or after[1] < before[1] or after[0] <= before[0]:
+        return None
+    return (after[1] - before[1]) / (after[0] - before[0])
 
 
 class LiveRate:
@@ -238,16 +255,28 @@ class LiveRate:
         self._reader = None if rate.pattern is None else _make_reader(rate, self._unit)
         self._ends = {state.folder / name: 0 for name in (layout.STDOUT, layout.STDERR)}
         self._cut = dict.fromkeys(self._ends, b"")
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)  # until a rate or a counter is found
+        self._counted: tuple[float, float] | None = None
 
     def read(self) -> float | None:
-        """Return the mean of the rates that were printed since the last reading; `None` without one."""
-        rates = [rate for line in self._read_lines() if (rate := self._find_rate(line)) is not None]
-        return statistics.fmean(rates) if rates else None
+        """Return the mean of the rates that were printed since the last reading, or the rate of a counter since it.
 
-    def _find_rate(self, line: str) -> float | None:
-        if self._reader is None and (pattern := find_pattern([line])) is not None:
-            self._reader = _make_reader(RateSource(pattern=pattern), self._unit)  # also if others are printed
-        return None if self._reader is None else self._reader.read_rate(line)
+        `None` without one, or if the counter was started again.
+        """
+        values = [value for line in self._read_lines() if (value := self._find_value(line)) is not None]
+        if self._reader is None or not values:
+            return None
+        if not self._reader.is_counter:
+            return statistics.fmean(values)
+        before, self._counted = self._counted, (time.monotonic(), values[-1])
+        return _divide_rise(before, self._counted)
+
+    def _find_value(self, line: str) -> float | None:
+        if self._reader is None:
+            self._lines.append(line)
+            if pattern := find_rate([line]) or find_counter(self._lines):
+                self._reader = _make_reader(RateSource(pattern=pattern), self._unit)  # also if others are printed
+        return None if self._reader is None else self._reader.read_value(line)
 
     def _read_lines(self) -> list[str]:
         lines: list[bytes] = []

@@ -48,7 +48,7 @@ class LoggedRate:
     """The rate that a program logged.
 
     Attributes:
-        points: monotonic instants with rates.
+        points: monotonic instants with rates, each of the time since the one before; NaN if the rate is unknown.
         work_unit: work unit of the rates.
         source: origin and number of the points, as a text.
         absence: why there are no points.
@@ -107,6 +107,8 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
         return LoggedRate(absence=_explain_no_match(state.folder, setting, rates))
     if rates.least < 0 or rates.most == 0:
         return LoggedRate(absence=f"{setting} gave {rates.least:g}; a rate must be above 0")
+    if all(math.isnan(value) for _, value in rates.points):
+        return LoggedRate(absence=f"{setting} read a counter that rose between no two lines")
     source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite} not finite)"

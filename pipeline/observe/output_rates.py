@@ -3,6 +3,9 @@
 The size of the output is recorded at intervals. The values that were written in one interval share one instant, and
 their mean is one point. To limit the time for a large output, at most `MOST_VALUES` values of an interval are read.
 
+A pattern whose group is named `count` reads a counter, such as the number of a step: its rise over the time is the
+rate. If the counter starts again, as in the next epoch, the work since the line before is unknown.
+
 Numbers are read as people and programs write them. `1,050.5` and `1.050,5` are clear. `1,050` is ambiguous, because the
 comma may be either mark, and `5130,4` is ambiguous because it may be one number or two. An ambiguous number is an
 error; the user extends the pattern or sets `workload.decimal_mark`.
@@ -10,6 +13,7 @@ error; the user extends the pattern or sets `workload.decimal_mark`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -20,13 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from pipeline.base.domain import rate_units
+from pipeline.base.domain import rate_units, work_units
 from pipeline.base.domain.rate_units import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
 
 MOST_VALUES = 200
 """Largest number of values that are read for one instant."""
+COUNT = "count"
+"""Name of the group of a pattern that reads a counter."""
 
 _SHOWN = 50
 _MOST_UNITS = 9
@@ -44,6 +50,7 @@ class Rates:
 
     Attributes:
         sums: sum and number of the rates at each instant.
+        counts: the counter at each instant, if the pattern reads one.
         num_times: number of values that are times, such as `2.00s/it`.
         work_unit: work unit of the values: that of the workload, or else that of the first value.
         units: texts of the units of the values, such as `it/s`.
@@ -53,6 +60,7 @@ class Rates:
     """
 
     sums: dict[int, tuple[float, int]] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
     least: float = math.inf
     most: float = -math.inf
     num_values: int = 0
@@ -66,8 +74,21 @@ class Rates:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Instants in order of time, each with the mean of its rates."""
-        return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
+        """Instants in order of time, each with the mean of its rates, or with the rate since the one before, or NaN."""
+        if not self.counts:
+            return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
+        counts = sorted(self.counts.items())
+        rates = [
+            (t_ns, 1e9 * (after - before) / (t_ns - since_ns) if after >= before else math.nan)
+            for (since_ns, before), (t_ns, after) in itertools.pairwise(counts)
+        ]
+        return [(counts[0][0], math.nan), *rates]
+
+    def add_count(self, t_ns: int, count: int) -> int:
+        """Add the counter of a line, and return 1."""
+        self.counts[t_ns] = max(count, self.counts.get(t_ns, 0))
+        self.num_values += 1
+        return 1
 
     def add(self, t_ns: int, rate: float, *, is_time: bool) -> int:
         """Add the rate of a line, and return the number of rates at its instant."""
@@ -95,7 +116,8 @@ class OutputReader:
         assert source.pattern is not None
         self._source = source
         self._original, self._widened = re.compile(source.pattern), rate_units.widen_pattern(source.pattern)
-        self.rates = Rates(work_unit=unit)
+        self.is_counter = COUNT in self._original.groupindex
+        self.rates = Rates(work_unit=unit or (work_units.STEPS if self.is_counter else ""))
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
         """Read an output up to the first unclear number; `sizes` are the sizes of the output at the instants `t_ns`."""
@@ -114,16 +136,21 @@ class OutputReader:
         except OSError:
             return
 
-    def read_rate(self, line: str) -> float | None:
-        """Return the rate in a line of the output; `None` if it has no clear one."""
+    def read_value(self, line: str) -> float | None:
+        """Return the rate, or the counter, in a line of the output; `None` if it has no clear one."""
         num_before = self.rates.num_values
         self._add(line, 0)
         self.rates.unreadable = ""
-        return self.rates.sums.pop(0)[0] if self.rates.num_values > num_before else None
+        if self.rates.num_values == num_before:
+            return None
+        return self.rates.counts.pop(0) if self.is_counter else self.rates.sums.pop(0)[0]
 
     def _add(self, line: str, t_ns: int) -> int:
         """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
+        if self.is_counter:
+            match = self._original.search(line)
+            return rates.add_count(t_ns, int(match[COUNT])) if match and match[COUNT].isdecimal() else 0
         if (match := self._original.search(line) or self._widened.search(line)) is None:
             unit = rate_units.find_unit(line)
             if unit and (unit in rates.passed_over or len(rates.passed_over) < _MOST_UNITS):

@@ -90,23 +90,31 @@ def find_logged_span(points: Points, begin_ns: int) -> Window:
 def average_logged_rate(points: Points, window: Window | None) -> float:
     """Return the mean of the logged values over the window; each value covers the time since the previous value.
 
-    Without a window, return the last value, which is the program's own figure for its whole run.
+    Without a window, return the last value, which is the program's own figure for its whole run; of a counter, return
+    the mean.
     """
     if window is None:
-        return points[-1][1]
+        if not math.isnan(points[0][1]):
+            return points[-1][1]
+        window = points[0][0], points[-1][0]
+    covered = list(_clip_values(points, window))
+    total_ns = sum(ns for ns, _ in covered)
+    return sum(ns * value for ns, value in covered) / total_ns if total_ns else points[-1][1]
+
+
+def _clip_values(points: Points, window: Window) -> Iterator[tuple[int, float]]:
+    """Yield the time that each known value covers in a window, in ns, and the value."""
     begin, end = window
-    weighted = [
-        (max(0, min(after, end) - max(before, begin)), value)
-        for (before, _), (after, value) in itertools.pairwise(points)
-    ]
-    total_ns = sum(ns for ns, _ in weighted)
-    return sum(ns * value for ns, value in weighted) / total_ns if total_ns else points[-1][1]
+    for (before, _), (after, value) in itertools.pairwise(points):
+        covered_ns = min(after, end) - max(before, begin)
+        if covered_ns > 0 and not math.isnan(value):
+            yield covered_ns, value
 
 
 def count_values(points: Points, window: Window) -> int:
-    """Count the values that cover a part of a window: the values inside, and the first value after the window."""
-    inside = sum(window[0] < t_ns < window[1] for t_ns, _ in points)
-    return inside + any(t_ns >= window[1] for t_ns, _ in points)
+    """Count the known values that cover a part of a window: those inside, and the first one after the window."""
+    known_ns = [t_ns for t_ns, value in points if not math.isnan(value)]
+    return sum(window[0] < t_ns < window[1] for t_ns in known_ns) + any(t_ns >= window[1] for t_ns in known_ns)
 
 
 def describe_long_value(points: Points, window: Window) -> str | None:
@@ -114,16 +122,11 @@ def describe_long_value(points: Points, window: Window) -> str | None:
 
     Values of this time that were not logged, or not found, may have been different.
     """
-    begin, end = window
-    gaps_ns = sorted(
-        shared
-        for (before, _), (after, _) in itertools.pairwise(points)
-        if (shared := min(after, end) - max(before, begin)) > 0
-    )
+    gaps_ns = sorted(covered_ns for covered_ns, _ in _clip_values(points, window))
     if len(gaps_ns) < LEAST_GAPS:
         return None
     longest_ns, usual_ns = gaps_ns[-1], gaps_ns[(len(gaps_ns) - 1) // 2]
-    if longest_ns <= max(LONG_TIMES * usual_ns, LONG_SHARE * (end - begin)):
+    if longest_ns <= max(LONG_TIMES * usual_ns, LONG_SHARE * (window[1] - window[0])):
         return None
     return f"one logged value covers {longest_ns / 1e9:.3g} s of the window, the others {usual_ns / 1e9:.3g} s"
 
@@ -232,9 +235,9 @@ def compute_work_figures(
         metrics |= {work_units.rate_of(unit): samples / makespan_s, work_units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
         unit = logged.work_unit
-        metrics[work_units.rate_of(unit)] = average_logged_rate(
-            logged.points, windows[0] if windows and kind is WindowKind.LOGGED else None
-        )
+        window = windows[0] if windows and kind is WindowKind.LOGGED else None
+        rate = average_logged_rate(logged.points, window)
+        metrics |= {} if math.isnan(rate) else {work_units.rate_of(unit): rate}
     for other, number in work_units.list_second_units(unit, log.params):
         for name in (work_units.rate_of, work_units.number_of):
             if name(unit) in metrics:
@@ -407,7 +410,7 @@ def _average_logged(points: Points, turn: Window) -> tuple[float, int]:
     inside = [
         (rate, after - before)
         for (before, _), (after, rate) in itertools.pairwise(points)
-        if turn[0] <= before < after <= turn[1]
+        if turn[0] <= before < after <= turn[1] and not math.isnan(rate)
     ]
     rate = average_logged_rate(points, turn) if points else 0.0
     if inside:

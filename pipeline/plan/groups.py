@@ -143,8 +143,8 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
         names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if any(job.workload.rate.is_sought for job in group.jobs):
             yield (
-                f"{names}: its whole run is measured, or, if that takes long, the speed that it prints, for "
-                f"{group.window.seconds:g} s; then all copies are stopped (window=work: always the whole run)"
+                f"{names}: its whole run is measured, or, if that takes long, the step numbers or the speed that it "
+                f"prints, for {group.window.seconds:g} s; then all copies are stopped (window=work: always whole runs)"
             )
         elif group.window.kind is WindowKind.LOGGED:
             yield f"{names}: measured while all jobs log their rates"

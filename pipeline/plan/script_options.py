@@ -62,7 +62,9 @@ class ScriptConfig(WorkloadConfig):
     run_in: RunIn = option("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
     metric: str | None = option("name of the metric in MLflow or TensorBoard files that holds the rate", None)
     metric_pattern: str | None = option(
-        "regular expression for output lines that report a rate; its only group matches the number", None
+        "regular expression for output lines that report a rate; its only group matches the number. A group named "
+        "`count` matches a counter, such as the number of a step; the rate is its rise per second",
+        None,
     )
     metric_unit: str | None = option(
         "unit of the logged number (`k`, `per_day`, `s_per_step`, ...), if metric name or output line has no unit "

@@ -6,7 +6,7 @@ four jobs one more; a mode that falls far behind another one gets no more. A lat
 still be the answer and the best one of each mode, and adds the untried numbers half-way to the nearest tried ones. The
 study ends when the answer is decided, or when its minutes are over.
 
-Scripts that are measured by the speed that they print pay for their start-up only once a block: the first block always
+Scripts that are measured by a counter that they print pay for their start-up only once a block: the first block always
 doubles their number, and a later block starts the most copies of a mode, and stops some for each next number.
 """
 
@@ -22,7 +22,6 @@ from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
-from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count, format_duration, group_by, say
 from pipeline.observe import live_rate
@@ -93,7 +92,7 @@ class Climb:
         if self._launched is not None:
             number, begin_s = self._launched
             self._took_s[number] = self._clock() - begin_s
-        self._stops_some = bool(rows) and _prints_speed(rows)
+        self._stops_some = bool(rows) and _is_counted(rows)
         selected = self._select(launch, rows)
         self._launched = (len(selected[0].jobs), self._clock()) if selected else None
         if selected and self._stops_some and self._block > 1:
@@ -296,8 +295,8 @@ class Climb:
         if failed := next(filter(_fails_alone, rows), None):
             if failed.result is Result.TIMEOUT:
                 is_sought = any(job.workload.rate.is_sought for job in failed.group.jobs)
-                other = "let it print lines such as 512.3 samples/s" if is_sought else "set metric_pattern"
-                yield "No answer: the job alone took too long, and no speed that it printed was measured instead."
+                other = "let it print lines such as step 120" if is_sought else "set metric_pattern"
+                yield "No answer: the job alone took too long, and printed neither step numbers nor its speed."
                 yield f"Shorten its run (fewer steps), add minutes, or {other}."
             else:
                 yield "No answer: the job fails alone."
@@ -328,7 +327,8 @@ def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterat
     yield f"{blocks} (rounds; once: in one of them) on {device.name}; {ranges}."
     if rows[0].group.window.stops_scripts:
         name = rows[0].group.jobs[0].workload.name
-        yield f"Measured is the speed that {name} prints; its start-up does not count."
+        what = "rise of the step numbers" if _is_counted(rows) else "speed"
+        yield f"Measured is the {what} that {name} prints; its start-up does not count."
     num_groups = format_count(len(rows), "group")
     if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
         yield f"{len(invalid)} of {num_groups} are invalid: {textwrap.shorten(invalid[0], 120)}."
@@ -340,11 +340,13 @@ def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterat
         yield "The jobs ran on the CPU: the answer is about this machine, not about a GPU."
 
 
-def _prints_speed(rows: Sequence[GroupResult]) -> bool:
-    """Return whether a script is measured by the speed that it prints, which follows the number of its copies."""
-    is_whole_run = rows[0].tags.get(Tag.RATE_PATTERN) == ""
-    is_average = any(live_rate.AVERAGES in row.marks.invalid for row in rows)
-    return rows[0].group.window.stops_scripts and not is_whole_run and not is_average
+def _is_counted(rows: Sequence[GroupResult]) -> bool:
+    """Return whether a script is measured by a counter, which shows its speed at once when other copies are stopped.
+
+    A printed speed may be an average since the start.
+    """
+    patterns = {job.workload.rate.pattern for job in rows[0].group.jobs}
+    return rows[0].group.window.stops_scripts and all(map(live_rate.is_counter, patterns))
 
 
 def _identify_mode(group: Group) -> tuple[str, str]:

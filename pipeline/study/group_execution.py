@@ -84,7 +84,6 @@ class StudyResources:
         working_folder: working directory of the study and of its jobs, which they may remove.
         slices_s: length of the slices of each launch that ran, by the key of its first group.
         patterns: patterns of the rates that were sought, as far as found.
-        rates: total rate of each group that had a launch of its own, by its key.
         whole_run_s: time in which a program whose rate is sought may end, to be measured as a whole.
         warned: warnings that were printed and apply to every group.
     """
@@ -101,7 +100,6 @@ class StudyResources:
     idle_power: IdlePower = field(default_factory=IdlePower)
     slices_s: dict[str, float] = field(default_factory=dict)
     patterns: dict[str, str | None] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
     whole_run_s: float = 0.0
     warned: set[str] = field(default_factory=set)
 
@@ -188,10 +186,8 @@ class GroupExecution:
         """Return the rows of the other groups of the launch, by their slices; none if the launch went wrong."""
         if not row.result.is_finding or row.result is Result.OOM:
             return []
-        live_rate.note_rate(row, self.resources.rates)
         measured = {part.num_jobs for part in self.slices}
-        rows = [self._judge_other(group) for group in self.launch[1:] if len(group.jobs) in measured]
-        return live_rate.mark_averages(rows, self.resources.rates)
+        return [self._judge_other(group) for group in self.launch[1:] if len(group.jobs) in measured]
 
     def _judge_other(self, group: Group) -> GroupResult:
         tags = {Tag.LAUNCH: self.record.spool_id} | live_rate.make_tags(group, self.resources.patterns)
@@ -411,7 +407,7 @@ class GroupExecution:
             if printed.begin_ns is None and now_s - said_s > _SILENCE_S:
                 said_s = now_s
                 jobs = f"{printed.num_printing} of {words.format_count(len(running.states), 'job')}"
-                words.say(f"    starting: {jobs} printed a speed ({words.format_duration(now_s - begin_s)})")
+                words.say(f"    starting: {jobs} print their progress ({words.format_duration(now_s - begin_s)})")
             return printed.is_over()
 
         if len(self.launch) == 1:

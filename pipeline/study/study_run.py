@@ -253,8 +253,6 @@ class StudyRun:
                 whole_run_s=0.0 if self.climb is None else self.climb.whole_run_s,
                 patterns={k: v for row in self.rows for k, v in live_rate.read_tags(row.group, row.tags).items()},
             )
-            for row in self.rows:
-                live_rate.note_rate(row, resources.rates)
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             launches = deque(plan_builder.split_by_launch(groups))
             while launches:
@@ -448,8 +446,10 @@ class StudyRun:
 
 
 def _describe_source(row: GroupResult) -> str:
-    """Say what the first run of a script has shown: whether the rate that it prints is measured, or its whole run."""
+    """Say what the first run of a script has shown: whether what it prints is measured, or its whole run."""
     workload = row.group.jobs[0].workload
+    if live_rate.is_counter(workload.rate.pattern):
+        return f"note: {workload.name} prints the numbers of its steps, whose rise is measured without start-up"
     if (pattern := workload.rate.pattern) is not None:
         setting = shlex.quote(f'workload.metric_pattern="{pattern}"')
         return f"note: {workload.name} prints its speed, which is measured without start-up, as with {setting}"

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.observe import live_rate
+from pipeline.base.domain.workload import RateSource
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.study.climb import Climb
@@ -201,13 +200,10 @@ def test_a_mode_far_behind_another_one_gets_no_more_jobs_in_the_first_block():
     assert climb.is_decided and name(climb)[0] == "mps"
 
 
-def list_launches(curves, marked=""):
-    """Run two blocks of scripts; return the block of each launch, and the mode and number of jobs of its groups.
-
-    The row of the group with the key `marked` says that the script prints averages.
-    """
+def list_launches(curves, pattern="step (?P<count>[0-9]+)"):
+    """Run two blocks of scripts; return the block of each launch, and the mode and number of jobs of its groups."""
     window = Window(kind=WindowKind.LOGGED, seconds=8.0)
-    planned = [replace(one, window=window) for one in plan(curves, 2)]
+    planned = [replace(one, window=window, jobs=read_by(pattern, one.jobs)) for one in plan(curves, 2)]
     machine, comparison, rows, launches = Machine(curves, 0, noise=0.002), Comparison(), [], []
     climb = Climb("test", planned, 10.0, clock=lambda: machine.clock_s)
     while planned:
@@ -215,12 +211,15 @@ def list_launches(curves, marked=""):
         following = [one for one in following if one.block == first.block]
         selected = climb.select([first], [comparison.get_latest(row) for row in rows], following)
         for one in selected:
-            tags = {Tag.INVALID: live_rate.AVERAGES} if one.key == marked else {}
-            rows.append(replace(machine.run(one), tags=tags))
+            rows.append(machine.run(one))
             comparison.add(rows[-1])
         launches += [(first.block, [(one.scenario, len(one.jobs)) for one in selected])] if selected else []
         planned = [one for one in planned if one is not first and one not in selected]
     return launches
+
+
+def read_by(pattern, jobs):
+    return tuple(replace(job, workload=replace(job.workload, rate=RateSource(pattern=pattern))) for job in jobs)
 
 
 SCRIPTS = {"naive": [n**0.6 for n in range(1, 17)], "mps": [n**0.59 for n in range(1, 17)]}
@@ -239,8 +238,8 @@ def test_a_later_block_starts_the_most_copies_of_a_script_and_stops_some_for_eac
     assert mps == [("mps", number) for number in numbers]
 
 
-def test_copies_of_a_script_that_prints_averages_have_launches_of_their_own():
-    launches = list_launches(SCRIPTS, marked="mps-2")
+def test_copies_of_a_script_that_prints_only_its_speed_have_launches_of_their_own():
+    launches = list_launches(SCRIPTS, "([0-9.]+) samples/s")
     assert {block for block, _ in launches} == {1, 2} and all(len(launch) == 1 for _, launch in launches)
     assert (1, [("mps", 3)]) in launches  # the number no longer doubles
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-SAMPLES, REQUESTS = "samples", "requests"
-"""The work units of a workload that names none, and of services."""
+SAMPLES, REQUESTS, STEPS = "samples", "requests", "steps"
+"""The work units of a workload that names none, of services, and of a counter in a program's output."""
 ARRIVALS = "arrival_sequence"
 """Param of a service at a given rate: the number of its arrival sequence, 0 for a job alone."""
 PARAM, GIVEN_RATE = "work_unit", "given_rate"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from pipeline.base.domain.records import Job
-from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.observe import live_rate
 from pipeline.observe.live_rate import LiveRate, PrintedRates
 from pipeline.observe.output_rates import OutputReader
-from tests.support.rows import S, group, make_row, state, workload
+from tests.support.rows import S, group, state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
 
@@ -70,6 +67,18 @@ def test_a_program_with_several_rates_is_read_by_the_first(make_reader):
     assert reader.read() == 20
 
 
+def test_a_trial_without_a_rate_is_read_by_its_counter(make_reader, monkeypatch):
+    now_s = iter([10.0, 12.0, 13.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now_s))
+    reader, write = make_reader()
+    write("step 1\nstep 2\nstep 3\n")
+    assert reader.read() is None
+    write("step 13\nstep 23\n")
+    assert reader.read() == 10
+    write("step 1\n")  # of the next epoch
+    assert reader.read() is None
+
+
 def test_the_users_pattern_is_read_alone(make_reader):
     reader, write = make_reader(r"throughput ([0-9.]+) samples/s")
     write("99 it/s\nthroughput 5 samples/s\nthroughput 7 samples/s\n")
@@ -85,7 +94,6 @@ def test_the_users_pattern_is_read_alone(make_reader):
         (["step 4 tok/s: 5213.2, loss 0.2"], r"tok/s:\ ([0-9.]+)"),
         (["step 4 | 12.3 ms/step"], "([0-9.]+) ms/step"),
         (["Time: 0.012s, 10422.31/s (0.013s, 9800.11/s) LR: 1.0e-05"], "([0-9.]+)/s"),
-        ([f"step {n} 199.33 samples/s" for n in (5, 10, 15)], "[0-9] +([0-9.]+) samples/s"),
         (["rate 1 234.5 samples/s"] * 3, "([0-9.]+) samples/s"),
         (["model.safetensors: 12.3M/45.6M [00:01<00:03, 5.2MB/s]", "no rate in 3 s"], None),
     ],
@@ -94,11 +102,39 @@ def test_the_pattern_of_a_rate_is_found(output, pattern):
     assert live_rate.find_pattern(output) == pattern
 
 
-def test_the_found_pattern_reads_a_rate_after_another_number():
-    lines = [f"step {n} 199.33 samples/s" for n in (5, 10, 15)]
-    found_pattern, bare_pattern = live_rate.find_pattern(lines), "([0-9.]+) samples/s"
-    assert OutputReader(RateSource(pattern=bare_pattern), "").read_rate(lines[0]) is None  # may be 5 199.33
-    assert OutputReader(RateSource(pattern=found_pattern), "").read_rate(lines[0]) == 199.33
+TIMM = "Train: {} [{:>4d}/781 ({}%)]  Loss: 2.31 (2.31)  Time: 0.276s,  464.18/s  (0.276s,  464.18/s)  LR: 4.9e-02"
+
+
+@pytest.mark.parametrize(
+    ("output", "counts"),
+    [
+        ([TIMM.format(epoch, step, step // 8) for epoch in (1, 2) for step in (0, 50, 100)], [0, 50, 100] * 2),
+        ([f" 12%|# | {n}/1000 [00:01<00:07, 41.2it/s]" for n in (7, 8, 9)], [7, 8, 9]),
+        ([f"[2026/11/30 08:00:0{n}] step {50 * n} 199 samples/s" for n in (1, 2, 3)], [50, 100, 150]),
+        ([f"Epoch [1/60], Step [{n}/600], Loss: 0.3" for n in (100, 200, 300)], [100, 200, 300]),
+        ([f"{{'loss': 0.3, 'global_step': {n}, 'epoch': 0.{n}}}" for n in (1, 2, 3)], [1, 2, 3]),
+        (["   Step    Temp", *(f"{n:7d}  1.2  200.1 timesteps/s" for n in (0, 50, 100))], [0, 50, 100]),
+        (["Validating: 5/9", "Validating: 6/9", *(f"epoch {n} acc 0.3" for n in (1, 2, 3))], [1, 2, 3]),
+    ],
+)
+def test_a_counter_is_found_and_read(output, counts):
+    reader = OutputReader(RateSource(pattern=live_rate.find_pattern(output)), "")
+    values = [reader.read_value(line) for line in output]
+    assert [value for value in values if value is not None] == counts and reader.rates.work_unit == "steps"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [f"{n} s: loss 0.3, step 5" for n in (1, 2, 3)],
+        [f"[08:00:0{n}] batch 128, rank 1/4, {n}.5/80 GB" for n in (1, 2, 3)],
+        [f"176449100{n} INFO step 3" for n in (1, 2, 3)],
+        ["step 1", "step 2"],
+        [f"step {n}" for n in (5, 1, 9, 2, 7)],
+    ],
+)
+def test_numbers_that_count_no_work_are_no_counter(output):
+    assert live_rate.find_counter(output) is None
 
 
 class TestPrintedRates:
@@ -211,7 +247,19 @@ class TestPrintedRates:
             assert printed.is_over()
         reader = OutputReader(RateSource(pattern=printed.patterns["program 0"]), "")
         lines = (states[0].folder / "stderr.log").read_bytes().decode().split("\r")
-        assert list(filter(None, map(reader.read_rate, lines))) == [41.2, *[40.0] * 9]
+        assert list(filter(None, map(reader.read_value, lines))) == [41.2, *[40.0] * 9]
+
+    def test_a_counter_that_comes_later_takes_the_place_of_a_rate(self, tmp_path):
+        states = self.make_states(tmp_path, RateSource(is_sought=True))
+        printed = PrintedRates(states, 8.0)
+        with (states[0].folder / "stdout.log").open("a", buffering=1) as file:
+            file.write("step 1: 50 samples/s\n")
+            assert not printed.is_over() and printed.patterns == {"program 0": "([0-9.]+) samples/s"}
+            file.writelines(f"step {n}: 50 samples/s\n" for n in range(2, 9))
+            self.now_s += 9
+            assert not printed.is_over()  # the window begins again
+        self.now_s += 9
+        assert printed.is_over() and live_rate.is_counter(printed.patterns["program 0"])
 
     def test_a_time_instead_of_a_rate_counts(self, tmp_path):
         states = self.make_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
@@ -235,33 +283,3 @@ def test_groups_get_the_found_pattern_or_whole_runs(pattern):
     assert known.digest == planned.digest
     tags = live_rate.make_tags(planned, {"a": pattern})
     assert live_rate.read_tags(planned, tags) == {"a": pattern}
-
-
-def make_printed_row(num_jobs, total, values=(), **changes):
-    """The row of copies of a script that printed these values, one a second."""
-    row = make_row(
-        group(*"a" * num_jobs, window=Window(kind=WindowKind.LOGGED, seconds=8.0)),
-        metrics={"throughput_total_samples_per_s": total},
-        **changes,
-    )
-    series = {"logged_samples_per_s": [(step, step * S, float(value)) for step, value in enumerate(values)]}
-    return dataclasses.replace(row, jobs=tuple(dataclasses.replace(job, series=series) for job in row.jobs))
-
-
-@pytest.mark.parametrize(
-    ("total", "values", "is_marked"),
-    [(80.0, range(60, 80), True), (80.0, [79, 81, 80, 78] * 5, False), (95.0, range(75, 95), False)],
-)
-def test_rows_of_a_launch_are_marked_if_the_fewest_copies_print_averages(total, values, is_marked):
-    rows = [make_printed_row(2, 150.0), make_printed_row(1, total, values)]
-    marked = live_rate.mark_averages(rows, {rows[1].group.key: 100.0})
-    assert [live_rate.AVERAGES in row.marks.invalid for row in marked] == [is_marked] * 2
-    assert live_rate.mark_averages(rows, {}) == rows
-
-
-@pytest.mark.parametrize("tags", [{}, {Tag.LAUNCH: "id"}, {Tag.INVALID: "a job waited for a CPU"}])
-def test_a_rate_to_compare_with_is_valid_and_of_a_launch_without_other_groups(tags):
-    rates = {}
-    row = make_printed_row(1, 100.0, tags=tags)
-    live_rate.note_rate(row, rates)
-    assert rates == ({} if tags else {row.group.key: 100.0})

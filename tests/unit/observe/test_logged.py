@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import signal
 import struct
@@ -484,6 +485,29 @@ def test_a_pattern_that_reads_one_form_only_says_what_it_passes_over(tmp_path):
     alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9.]+)[a-z]+/s"))
     (states[0].folder / "stderr.log").write_bytes(TQDM)
     assert "misses 2 lines with s/it instead of it/s" in judge(alone, *states).tags["collocation.flag"]
+
+
+COUNTER = r"step (?P<count>[0-9]+)"
+
+
+def test_the_rate_of_a_counter_is_its_rise_over_the_time_without_restarts(tmp_path):
+    text = "".join(f"step {number} 9999 samples/s\n" for number in (10, 20, 40, 5, 25))
+    ends = [text.index("\n", text.index(f"step {number} ")) + 1 for number in (20, 40, 5, 25)]
+    output = read_output(tmp_path / "log", COUNTER, text, [n * S for n in (1, 2, 9, 11)], ends, 12 * S, unit="")
+    assert output.points[1::2] == [(2 * S, 20), (11 * S, 10)]
+    assert math.isnan(output.points[0][1]) and math.isnan(output.points[2][1])  # as in a validation between epochs
+    assert throughput.average_logged_rate(output.points, (0, 20 * S)) == pytest.approx((20 + 20) / 3)
+    assert throughput.average_logged_rate(output.points, None) == pytest.approx((20 + 20) / 3)
+    assert throughput.average_logged_rate(output.points, (10 * S, 11 * S)) == 10
+    assert throughput.count_values(output.points, (0, 20 * S)) == 2
+    assert throughput.describe_long_value(output.points, (0, 20 * S)) is None
+
+
+def test_a_counter_that_never_rises_gives_no_rate(tmp_path):
+    alone, states = make_script_states(tmp_path, RateSource(pattern=COUNTER))
+    (states[0].folder / "stdout.log").write_text("step 7\n")
+    row = judge(alone, *states)
+    assert row.result is Result.FAILED and row.reason.endswith("read a counter that rose between no two lines")
 
 
 def test_values_of_one_look_count_equally(tmp_path):
