@@ -6,8 +6,9 @@ four jobs one more; a mode that falls far behind another one gets no more. A lat
 still be the answer and the best one of each mode, and adds the untried numbers half-way to the nearest tried ones. The
 study ends when the answer is decided, or when its minutes are over.
 
-Scripts that are measured by a counter that they print pay for their start-up only once a block: the first block always
-doubles their number, and a later block starts the most copies of a mode, and stops some for each next number.
+Scripts that are measured by a counter that they print pay for their start-up less often: the first block always doubles
+their number, and measures two numbers in a launch, and a later block starts the most copies of a mode once. In such a
+launch, some copies are stopped for each next number.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Climb:
             joined = self._join(selected, rows, following)
             self._launched = self._launched if len(joined) == 1 else None
             return joined
-        return selected
+        return self._join_twice(selected, following) if self._stops_some else selected
 
     def _select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
         if rows and self._is_first:
@@ -142,11 +143,27 @@ class Climb:
         most = 2 * number if number > 1 and speed > least_kept * number else number + step
         return any(len(group.jobs) < len(member.jobs) <= most for member in ladder)
 
-    def _takes_long(self, num_jobs: int) -> bool:
-        """Return whether a launch of so many jobs would take too many of the minutes, after the largest so far."""
+    def _takes_long(self, num_jobs: int, most: int = _MANY) -> bool:
+        """Return whether a launch of more than `most` jobs, after the largest so far, would take too many minutes."""
         largest = max(self._took_s, default=1)
         expected_s = self._took_s.get(largest, 0.0) * num_jobs / largest
-        return num_jobs > max(_MANY, largest) and expected_s > _LONGEST_SHARE * 60 * self.minutes
+        return num_jobs > max(most, largest) and expected_s > _LONGEST_SHARE * 60 * self.minutes
+
+    def _join_twice(self, selected: list[Group], following: Sequence[Group]) -> list[Group]:
+        """Return a selected group of the first block, after that with twice as many jobs unless this takes long."""
+        if not selected or selected[0].sequential:
+            return selected
+        mode, number = _identify_mode(selected[0]), 2 * len(selected[0].jobs)
+        twice = [
+            group
+            for group in following
+            if len(group.jobs) == number and _identify_mode(group) == mode and group.skip_reason is None
+        ]
+        joined = [*twice, *selected]
+        if not twice or self._takes_long(number, most=1) or not _can_share_launch(joined):
+            return selected
+        self._launched = number, self._clock()
+        return joined
 
     def _join(self, selected: Sequence[Group], rows: Sequence[GroupResult], following: Sequence[Group]) -> list[Group]:
         """Return selected groups with the following ones of their mode that the block runs, most jobs first."""
@@ -211,8 +228,11 @@ class Climb:
             keys[cell.case, cell.degree, cell.mode]: cell.estimates[SPEEDUP].median
             for cell in (*recommendation.candidates[1:], *recommendation.without_isolation)
         }
-        best_keys = {keys[cell.case, cell.degree, cell.mode] for cell in best}
-        rungs = set(self._list_next_rungs(best_keys - slower, ran, speeds))
+        between = {keys[cell.case, cell.degree, cell.mode] for cell in best} - slower
+        if self._stops_some:  # a launch measures more numbers soon, so fewer copies than the choice are tried, too
+            choice = recommendation.choice
+            between |= {keys.get((choice.case, choice.degree, choice.mode), "")}
+        rungs = set(self._list_next_rungs(between, ran, speeds))
         self._chosen = contenders | rungs
         self.is_decided = recommendation.is_decided and not rungs
 
