@@ -53,11 +53,10 @@ _LEAST_COUNTS, _MOSTLY = 3, 0.8
 _MOST_BYTES, _MOST_LINES = 1 << 16, 50
 _BREAK = re.compile(rb"[\r\n]+")
 
-
-_LEAST_RATES = 6
-"""Lines with a rate that a job must have printed in a window; `pipeline/observe/row_marks.py` wants one less."""
-_SETTLING_RATES, _SETTLING_S = 2, 2.0
-"""Lines and time after a change of the number of jobs in which a printed rate, such as a progress bar's, settles."""
+_LEAST_VALUES = 6
+"""Lines with a value that a job must have printed in a window; `pipeline/observe/row_marks.py` wants one less."""
+_SETTLING_VALUES, _SETTLING_S = 2, 2.0
+"""Lines and time between a change of the number of jobs and the next window."""
 
 Patterns = Mapping[str, str | None]
 """The `metric_pattern` of each program whose rate is sought, by its digest; `None` if its whole run is measured."""
@@ -169,7 +168,7 @@ class PrintedRates:
         self._least_s = time.monotonic() + (whole_run_s if is_sought else 0.0)
         self.begin_ns: int | None = None
         self._begins = dict[Path, int]()
-        self._settled_s, self._settling_rates = 0.0, 0  # until a restart
+        self._settled_s, self._settling_values = 0.0, 0  # until a restart
         self._counts = dict.fromkeys((state.job.index for state in self._states), 0)
         self.patterns: dict[str, str | None] = {}
 
@@ -181,7 +180,7 @@ class PrintedRates:
     def restart(self, num_jobs: int) -> None:
         """Begin again with the first jobs, and with what they print from now on: the others were stopped."""
         self._states = self._states[:num_jobs]
-        self._settled_s, self._settling_rates = time.monotonic() + _SETTLING_S, _SETTLING_RATES
+        self._settled_s, self._settling_values = time.monotonic() + _SETTLING_S, _SETTLING_VALUES
         self._skip_printed()
 
     def _skip_printed(self) -> None:
@@ -197,7 +196,7 @@ class PrintedRates:
         for state in self._states:
             workload = state.job.workload
             # In the window, the output of no job is read, but of one whose rate is sought.
-            if self._counts[state.job.index] < _LEAST_RATES or workload.rate.is_sought:
+            if self._counts[state.job.index] < _LEAST_VALUES or workload.rate.is_sought:
                 outputs = self._read(state)
                 if workload.rate.is_sought:
                     self._seek(workload, outputs)
@@ -205,16 +204,16 @@ class PrintedRates:
                 self._counts[state.job.index] = _count(workload, pattern, outputs) if pattern is not None else 0
         if self.patterns != patterns_before:
             self.begin_ns = None
-        has_settled = min(self._counts.values()) >= max(1, self._settling_rates)
+        has_settled = min(self._counts.values()) >= max(1, self._settling_values)
         if self.begin_ns is None and has_settled and time.monotonic() >= self._settled_s:
-            if self._settling_rates:
-                self._settling_rates = 0
+            if self._settling_values:
+                self._settling_values = 0
                 self._skip_printed()
             self.begin_ns = time.monotonic_ns()
         if self.begin_ns is None:
             return self._settled_s > 0 and any(state.has_ended for state in self._states)
         is_long = time.monotonic() >= max(self.begin_ns / 1e9 + self._seconds, self._least_s)
-        has_enough = is_long and min(self._counts.values()) >= _LEAST_RATES
+        has_enough = is_long and min(self._counts.values()) >= _LEAST_VALUES
         return has_enough or any(state.has_ended for state in self._states)
 
     def _read(self, state: JobState) -> list[list[str]]:
@@ -225,7 +224,8 @@ class PrintedRates:
 
     def _seek(self, workload: Workload, outputs: Sequence[Sequence[str]]) -> None:
         """Find the pattern of a program: a counter, or else a rate, in most lines of an output."""
-        found = [pattern for lines in outputs if (pattern := find_pattern(lines)) is not None]
+        find = find_rate if workload.work_unit else find_pattern  # a counter counts steps, not the given unit
+        found = [pattern for lines in outputs if (pattern := find(lines)) is not None]
         if known := self.patterns.get(workload.digest):
             found.insert(0, known)
         numbers = {pattern: (is_counter(pattern), _count(workload, pattern, outputs)) for pattern in found}

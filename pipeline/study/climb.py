@@ -74,6 +74,7 @@ class Climb:
         self.is_decided = False
         self._begin_s = clock()
         self._is_first, self._stops_some = True, False
+        self._is_cut_off = False  # the speed still rises at the most copies, for more would start too slowly
         self._launched: tuple[int, float] | None = None  # the last launch: its number of jobs, and its begin
         self._took_s: dict[int, float] = {}  # of the last launch with each number of jobs
         self._block, self._chosen = 1, set[str]()
@@ -234,6 +235,10 @@ class Climb:
             between |= {keys.get((choice.case, choice.degree, choice.mode), "")}
         rungs = set(self._list_next_rungs(between, ran, speeds))
         self._chosen = contenders | rungs
+        fastest = recommendation.fastest
+        fastest_key = keys.get((fastest.case, fastest.degree, fastest.mode), "")
+        ladder = next((groups for groups in self._ladders if fastest_key in {group.key for group in groups}), [])
+        self._is_cut_off = recommendation.rises_at_end and any(len(group.jobs) > fastest.degree for group in ladder)
         self.is_decided = recommendation.is_decided and not rungs
 
     def _warn_of_long_runs(self) -> None:
@@ -308,6 +313,7 @@ class Climb:
             with_few = dataclasses.replace(self.recommendation, enough_blocks=_LEAST_BLOCKS)
             if with_few.is_decided:
                 self.recommendation, self.is_decided = with_few, True
+        is_decided = self.is_decided and not self._is_cut_off
         device = rows[0].group.device
         minutes = f"advise_minutes={2 * self.minutes:g}"
         command = invocation.mask_command(invocation.spell_changed_command(words, "resume=true", minutes))
@@ -326,7 +332,10 @@ class Climb:
             yield from [] if self.is_decided else [go_on]
             return
         yield from describe_recommendation(
-            recommendation, memory_mib=device.memory_mib if device.is_gpu else None, is_decided=self.is_decided
+            recommendation,
+            memory_mib=device.memory_mib if device.is_gpu else None,
+            is_decided=is_decided,
+            is_cut_off=self._is_cut_off,
         )
         yield ""
         yield from _list_remarks(rows, has_intervals=recommendation.has_intervals)
@@ -336,7 +345,7 @@ class Climb:
             new = [f"scenario={choice.sharing.name}", *number, "baseline=never"]
             command = invocation.spell_changed_command(words, *new, without=_OF_THE_SEARCH)
             yield f"run it: {invocation.mask_command(command)}"
-        if not self.is_decided:
+        if not is_decided:
             yield go_on
 
 
@@ -353,7 +362,7 @@ def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterat
     if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
         yield f"{len(invalid)} of {num_groups} are invalid: {textwrap.shorten(invalid[0], 120)}."
     if notes := [row.marks.note for row in rows if row.marks.note and not row.marks.invalid]:
-        yield f"{len(notes)} of {num_groups} have a note (*): {textwrap.shorten(notes[0], 120)}."
+        yield f"{len(notes)} of {num_groups} have a note (ok*): {textwrap.shorten(notes[0], 120)}."
     if device.is_simulated:
         yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
     elif not device.is_gpu:

@@ -407,7 +407,9 @@ class GroupExecution:
             if printed.begin_ns is None and now_s - said_s > _SILENCE_S:
                 said_s = now_s
                 jobs = f"{printed.num_printing} of {words.format_count(len(running.states), 'job')}"
-                words.say(f"    starting: {jobs} print their progress ({words.format_duration(now_s - begin_s)})")
+                words.say(
+                    f"    starting up: {jobs} have printed a step or a speed ({words.format_duration(now_s - begin_s)})"
+                )
             return printed.is_over()
 
         if len(self.launch) == 1:

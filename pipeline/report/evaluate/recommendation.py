@@ -116,6 +116,15 @@ class Recommendation:
         least = min(len(cell.values[SPEEDUP]) for cell in (self.choice, self.fastest))
         return least >= self.enough_blocks and self.has_intervals and not self.open
 
+    @cached_property
+    def rises_at_end(self) -> bool:
+        """True if the most jobs of the fastest mode are faster than the next fewer ones by more than `TOLERANCE`."""
+        fastest, cells = self.fastest, (*self.candidates, *self.too_slow, *self.without_figure)
+        if fastest.sharing == SERIAL or any(c.mode == fastest.mode and c.degree > fastest.degree for c in cells):
+            return False
+        below = [cell for cell in self.candidates if cell.mode in (fastest.mode, SERIAL.label) and cell is not fastest]
+        return self.compare(fastest, max(below, key=_degree)).median > 1 + TOLERANCE
+
     @property
     def best_of_modes(self) -> list[Cell]:
         """The fastest number of jobs of each mode."""
@@ -209,17 +218,28 @@ def _make_serial(cells: Sequence[Cell]) -> Cell:
     )
 
 
+def _degree(cell: Cell) -> int:
+    return cell.degree
+
+
 def _speedup(cell: Cell) -> float:
     return cell.estimates[SPEEDUP].median
 
 
-def describe_recommendation(recommendation: Recommendation, *, memory_mib: float | None, is_decided: bool) -> list[str]:
-    """Return the answer in sentences and as a table, in lines of at most 80 characters."""
-    sentences = list(_list_sentences(recommendation, memory_mib, is_decided=is_decided))
+def describe_recommendation(
+    recommendation: Recommendation, *, memory_mib: float | None, is_decided: bool, is_cut_off: bool = False
+) -> list[str]:
+    """Return the answer in sentences and as a table, in lines of at most 80 characters.
+
+    `is_cut_off` is true if more jobs, which may be faster, are planned and were not tried.
+    """
+    sentences = list(_list_sentences(recommendation, memory_mib, is_decided=is_decided, is_cut_off=is_cut_off))
     return [*textwrap.wrap(" ".join(sentences), _WIDTH), "", *_list_table(recommendation)]
 
 
-def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *, is_decided: bool) -> Iterator[str]:
+def _list_sentences(
+    recommendation: Recommendation, memory_mib: float | None, *, is_decided: bool, is_cut_off: bool
+) -> Iterator[str]:
     choice, candidates = recommendation.choice, recommendation.candidates
     rivals = recommendation.open
     if is_decided:
@@ -248,19 +268,22 @@ def _list_sentences(recommendation: Recommendation, memory_mib: float | None, *,
             yield f"Same user, no isolation: {_name(cell)}, {_format_gain(recommendation, cell)}."
     if rivals and not is_decided:
         yield f"As good or better may be {_list_rivals(rivals)}."
-    of_mode = [
-        cell.degree
-        for cell in (*candidates, *recommendation.too_slow, *recommendation.without_figure)
-        if cell.mode == choice.mode
-    ]
-    if choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
-        numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
-        yield f"More copies were not tried, and may gain more: add degree={','.join(map(str, numbers))}."
+    yield from _describe_untried(recommendation, is_cut_off=is_cut_off)
     if recommendation.is_slow_alone:
         yield "The service misses its objective alone, too."
     if doubt := choice.marks_of_rows or (choice.notes_on_gain[0] if choice.exceeds_ideal else ""):
         remedy = "; repeat it on an idle machine" if FOREIGN_LOAD in doubt else ""
         yield f"Doubt: {textwrap.shorten(doubt, 120)}{remedy}."
+
+
+def _describe_untried(recommendation: Recommendation, *, is_cut_off: bool) -> Iterator[str]:
+    choice, others = recommendation.choice, (*recommendation.too_slow, *recommendation.without_figure)
+    of_mode = [cell.degree for cell in (*recommendation.candidates, *others) if cell.mode == choice.mode]
+    if is_cut_off:
+        yield "More copies take long to start, were not tried, and may gain more."
+    elif choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
+        numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
+        yield f"More copies were not tried, and may gain more: add degree={','.join(map(str, numbers))}."
 
 
 def _list_rivals(rivals: Sequence[Cell]) -> str:
@@ -307,8 +330,9 @@ def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
     choice, fastest = recommendation.choice, recommendation.fastest
     is_next = fastest.degree == choice.degree + 1
     if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
-        most = _describe_most(recommendation.compare(fastest, choice))
-        yield f"{_name(fastest, is_start=True)} are hardly faster ({most}), so fewer are better."
+        ratio = recommendation.compare(fastest, choice)
+        faster = "are hardly faster" if ratio.median <= 1 + TOLERANCE else "may be faster"
+        yield f"{_name(fastest, is_start=True)} {faster} ({_describe_most(ratio)}); fewer cost less."
 
 
 def _describe_most(ratio: Estimate) -> str:
