@@ -39,14 +39,15 @@ _OTHER_WORK = (
 _UNKNOWN_WORK = "samples"
 """Work unit of a rate that is found as `7/s`."""
 
-_FRACTION = re.compile(r"(?<![\w.,/])(?P<count>[0-9]+) ?/ ?(?P<of>[0-9]+)(?![\w/]|[.,][0-9])")
+_FRACTION = re.compile(r"(?<![\w.,/])(?P<count>[0-9]{1,18}) ?/ ?(?P<of>[0-9]{1,18})(?![\w/]|[.,][0-9])")
 _BETWEEN = r"[\"']?\s*[:=#]?\s*\[?\s*"
 _NAMED = re.compile(
-    rf"(?<!\w)(?P<name>(?:[a-z]+_)?(?:step|iteration|iter|it|batch|update|epoch)s?){_BETWEEN}(?P<count>[0-9]+)(?![\w.])",
+    rf"(?<!\w)(?P<name>(?:[a-z]+_)?(?:step|iteration|iter|it|batch|update|epoch)s?){_BETWEEN}"
+    r"(?P<count>[0-9]{1,18})(?![\w.])",
     re.IGNORECASE,
 )
 _HEADER = re.compile(r"\W*(?:step|iteration|iter|batch|epoch)s?\b[^0-9]*$", re.IGNORECASE)
-_FIRST_COLUMN = r"^\W*(?P<count>[0-9]+)[\s,;|]"
+_FIRST_COLUMN = r"^\W*(?P<count>[0-9]{1,18})[\s,;|]"
 """Counters: `120/781`, `step: 120`, and the first column of a table with a header, such as `Step Temp E_pair`."""
 _LEAST_COUNTS, _MOSTLY = 3, 0.8
 """Least number of values of a counter, and least part of its changes that rise."""

@@ -34,6 +34,7 @@ MOST_VALUES = 200
 COUNT = "count"
 """Name of the group of a pattern that reads a counter."""
 
+_MOST_DIGITS = 18
 _SHOWN = 50
 _MOST_UNITS = 9
 _BLOCK_BYTES = 1 << 20
@@ -150,7 +151,8 @@ class OutputReader:
         rates = self.rates
         if self.is_counter:
             match = self._original.search(line)
-            return rates.add_count(t_ns, int(match[COUNT])) if match and match[COUNT].isdecimal() else 0
+            digits = (match[COUNT] or "") if match is not None else ""
+            return rates.add_count(t_ns, int(digits)) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else 0
         if (match := self._original.search(line) or self._widened.search(line)) is None:
             unit = rate_units.find_unit(line)
             if unit and (unit in rates.passed_over or len(rates.passed_over) < _MOST_UNITS):

@@ -74,7 +74,7 @@ class Climb:
         self.is_decided = False
         self._begin_s = clock()
         self._is_first, self._stops_some = True, False
-        self._is_cut_off = False  # the speed still rises at the most copies, for more would start too slowly
+        self._is_cut_off = False  # the speed still rises at the most copies that the minutes allowed
         self._launched: tuple[int, float] | None = None  # the last launch: its number of jobs, and its begin
         self._took_s: dict[int, float] = {}  # of the last launch with each number of jobs
         self._block, self._chosen = 1, set[str]()

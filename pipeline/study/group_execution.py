@@ -404,7 +404,7 @@ class GroupExecution:
         def is_over() -> bool:
             nonlocal said_s
             now_s = time.monotonic()
-            if printed.begin_ns is None and now_s - said_s > _SILENCE_S:
+            if printed.begin_ns is None and not self.slices and now_s - said_s > _SILENCE_S:
                 said_s = now_s
                 jobs = f"{printed.num_printing} of {words.format_count(len(running.states), 'job')}"
                 words.say(

@@ -280,7 +280,7 @@ def _describe_untried(recommendation: Recommendation, *, is_cut_off: bool) -> It
     choice, others = recommendation.choice, (*recommendation.too_slow, *recommendation.without_figure)
     of_mode = [cell.degree for cell in (*recommendation.candidates, *others) if cell.mode == choice.mode]
     if is_cut_off:
-        yield "More copies take long to start, were not tried, and may gain more."
+        yield "More copies were not tried in these minutes, and may gain more."
     elif choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
         numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
         yield f"More copies were not tried, and may gain more: add degree={','.join(map(str, numbers))}."

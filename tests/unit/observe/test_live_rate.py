@@ -130,6 +130,7 @@ def test_a_counter_is_found_and_read(output, counts):
         [f"[08:00:0{n}] batch 128, rank 1/4, {n}.5/80 GB" for n in (1, 2, 3)],
         [f"176449100{n} INFO step 3" for n in (1, 2, 3)],
         ["step 1", "step 2"],
+        [f"step {n * '9'}, {n * '9'}/{n * '9'}" for n in (5_000, 6_000, 7_000)],
         [f"step {n}" for n in (5, 1, 9, 2, 7)],
     ],
 )

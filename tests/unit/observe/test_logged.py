@@ -505,7 +505,7 @@ def test_the_rate_of_a_counter_is_its_rise_over_the_time_without_restarts(tmp_pa
 
 def test_a_counter_that_never_rises_gives_no_rate(tmp_path):
     alone, states = make_script_states(tmp_path, RateSource(pattern=COUNTER))
-    (states[0].folder / "stdout.log").write_text("step 7\n")
+    (states[0].folder / "stdout.log").write_text(f"step 7\nstep {'9' * 5_000}\n")
     row = judge(alone, *states)
     assert row.result is Result.FAILED and row.reason.endswith("read a counter that rose between no two lines")
 
