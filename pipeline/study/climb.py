@@ -230,7 +230,7 @@ class Climb:
             for cell in (*recommendation.candidates[1:], *recommendation.without_isolation)
         }
         between = {keys[cell.case, cell.degree, cell.mode] for cell in best} - slower
-        if self._stops_some:  # a launch measures more numbers soon, so fewer copies than the choice are tried, too
+        if self._stops_some and self._block <= _LEAST_BLOCKS:  # fewer copies than the choice take little time
             choice = recommendation.choice
             between |= {keys.get((choice.case, choice.degree, choice.mode), "")}
         rungs = set(self._list_next_rungs(between, ran, speeds))

@@ -331,7 +331,7 @@ def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
     is_next = fastest.degree == choice.degree + 1
     if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
         ratio = recommendation.compare(fastest, choice)
-        faster = "are hardly faster" if ratio.median <= 1 + TOLERANCE else "may be faster"
+        faster = "are hardly faster" if (ratio.high or ratio.median) <= 1 + 2 * TOLERANCE else "may be faster"
         yield f"{_name(fastest, is_start=True)} {faster} ({_describe_most(ratio)}); fewer cost less."
 
 
