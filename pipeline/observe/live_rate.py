@@ -226,11 +226,11 @@ class PrintedRates:
     def _seek(self, workload: Workload, outputs: Sequence[Sequence[str]]) -> None:
         """Find the pattern of a program: a counter, or else a rate, in most lines of an output."""
         find = find_rate if workload.work_unit else find_pattern  # a counter counts steps, not the given unit
-        found = [pattern for lines in outputs if (pattern := find(lines)) is not None]
-        if known := self.patterns.get(workload.digest):
-            found.insert(0, known)
-        numbers = {pattern: (is_counter(pattern), _count(workload, pattern, outputs)) for pattern in found}
-        if found:
+        patterns = [self.patterns.get(workload.digest), *map(find, outputs)]
+        numbers = {
+            pattern: (is_counter(pattern), _count(workload, pattern, outputs)) for pattern in patterns if pattern
+        }
+        if numbers:
             self.patterns[workload.digest] = max(numbers, key=numbers.__getitem__)
 
 

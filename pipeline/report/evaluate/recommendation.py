@@ -277,8 +277,8 @@ def _list_sentences(
 
 
 def _describe_untried(recommendation: Recommendation, *, is_cut_off: bool) -> Iterator[str]:
-    choice, others = recommendation.choice, (*recommendation.too_slow, *recommendation.without_figure)
-    of_mode = [cell.degree for cell in (*recommendation.candidates, *others) if cell.mode == choice.mode]
+    choice, cells = recommendation.choice, (*recommendation.candidates, *recommendation.too_slow)
+    of_mode = [cell.degree for cell in (*cells, *recommendation.without_figure) if cell.mode == choice.mode]
     if is_cut_off:
         yield "More copies were not tried in these minutes, and may gain more."
     elif choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
