@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import re
 import statistics
@@ -21,7 +22,7 @@ from pipeline.base.domain.workload import RateSource, Workload
 from pipeline.base.system import regular_files
 from pipeline.launch import events
 from pipeline.launch.job_state import JobState
-from pipeline.observe.output_rates import COUNT, OutputReader
+from pipeline.observe.output_rates import OutputReader, divide_rise, is_counter
 
 _USUAL_PATTERNS = (
     "([0-9.]+) ?it/s",
@@ -109,11 +110,6 @@ def find_rate(lines: Sequence[str]) -> str | None:
                 return f"^(?!{_OTHER_WORK}).*?{before}([0-9][0-9.,]*){after}"
             return f"{before}([0-9.]+){after}"
     return None
-
-
-def is_counter(pattern: str | None) -> bool:
-    """Return whether a pattern reads a counter instead of a rate."""
-    return pattern is not None and f"(?P<{COUNT}>" in pattern
 
 
 def apply_patterns(group: Group, patterns: Patterns) -> Group:
@@ -241,13 +237,6 @@ def _count(workload: Workload, pattern: str, outputs: Iterable[Iterable[str]]) -
     return max(sum(reader.read_value(line) is not None for line in lines) for lines in outputs)
 
 
-def _divide_rise(before: tuple[float, float] | None, after: tuple[float, float]) -> float | None:
-    """Return the rise of a counter between two instants over their distance; `None` if it fell."""
-    if before is None or after[1] < before[1] or after[0] <= before[0]:
-        return None
-    return (after[1] - before[1]) / (after[0] - before[0])
-
-
 class LiveRate:
     """A reader of a job's output, which reads each line once; lines beyond 64 KiB of one reading are left out."""
 
@@ -257,7 +246,7 @@ class LiveRate:
         self._ends = {state.folder / name: 0 for name in (layout.STDOUT, layout.STDERR)}
         self._cut = dict.fromkeys(self._ends, b"")
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)  # until a rate or a counter is found
-        self._counted: tuple[float, float] | None = None
+        self._counted: tuple[int, int] | None = None  # the last instant with a counter
 
     def read(self) -> float | None:
         """Return the mean of the rates that were printed since the last reading, or the rate of a counter since it.
@@ -269,8 +258,9 @@ class LiveRate:
             return None
         if not self._reader.is_counter:
             return statistics.fmean(values)
-        before, self._counted = self._counted, (time.monotonic(), values[-1])
-        return _divide_rise(before, self._counted)
+        before, self._counted = self._counted, (time.monotonic_ns(), int(values[-1]))
+        rate = math.nan if before is None else divide_rise(before, self._counted)
+        return None if math.isnan(rate) else rate
 
     def _find_value(self, line: str) -> float | None:
         if self._reader is None:

@@ -107,13 +107,14 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
         return LoggedRate(absence=_explain_no_match(state.folder, setting, rates))
     if rates.least < 0 or rates.most == 0:
         return LoggedRate(absence=f"{setting} gave {rates.least:g}; a rate must be above 0")
-    if all(math.isnan(value) for _, value in rates.points):
+    points = rates.points
+    if all(math.isnan(value) for _, value in points):
         return LoggedRate(absence=f"{setting} read a counter that rose between no two lines")
     source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite} not finite)"
     doubts = tuple(_describe_doubts(rates))
-    return LoggedRate(points=rates.points, work_unit=rates.work_unit, source=source_words, doubts=doubts)
+    return LoggedRate(points=points, work_unit=rates.work_unit, source=source_words, doubts=doubts)
 
 
 def _explain_no_match(folder: Path, setting: str, rates: Rates) -> str:

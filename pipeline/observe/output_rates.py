@@ -31,7 +31,7 @@ from pipeline.base.system import regular_files
 
 MOST_VALUES = 200
 """Largest number of values that are read for one instant."""
-COUNT = "count"
+_COUNT = "count"
 """Name of the group of a pattern that reads a counter."""
 
 _MOST_DIGITS = 18
@@ -43,6 +43,17 @@ _LINE = re.compile(rb"[^\r\n]+")  # a progress bar overwrites its line after a c
 _BREAK = re.compile(rb"[\r\n]")
 _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 """Colours and movements of the cursor. Source: ECMA-48, section 5.4."""
+
+
+def is_counter(pattern: str | None) -> bool:
+    """Return whether a pattern reads a counter instead of a rate."""
+    return pattern is not None and f"(?P<{_COUNT}>" in pattern
+
+
+def divide_rise(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the rise of a counter between two instants (ns) over the time, per second; NaN if it fell."""
+    (since_ns, low), (t_ns, high) = before, after
+    return 1e9 * (high - low) / (t_ns - since_ns) if high >= low and t_ns > since_ns else math.nan
 
 
 @dataclass(slots=True)
@@ -79,10 +90,7 @@ class Rates:
         if not self.counts:
             return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
         counts = sorted(self.counts.items())
-        rates = [
-            (t_ns, 1e9 * (after - before) / (t_ns - since_ns) if after >= before else math.nan)
-            for (since_ns, before), (t_ns, after) in itertools.pairwise(counts)
-        ]
+        rates = [(after[0], divide_rise(before, after)) for before, after in itertools.pairwise(counts)]
         return [(counts[0][0], math.nan), *rates]
 
     def add_count(self, t_ns: int, count: int) -> int:
@@ -117,7 +125,7 @@ class OutputReader:
         assert source.pattern is not None
         self._source = source
         self._original, self._widened = re.compile(source.pattern), rate_units.widen_pattern(source.pattern)
-        self.is_counter = COUNT in self._original.groupindex
+        self.is_counter = is_counter(source.pattern)
         self.rates = Rates(work_unit=unit or (work_units.STEPS if self.is_counter else ""))
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
@@ -151,7 +159,7 @@ class OutputReader:
         rates = self.rates
         if self.is_counter:
             match = self._original.search(line)
-            digits = (match[COUNT] or "") if match is not None else ""
+            digits = (match[_COUNT] or "") if match is not None else ""
             return rates.add_count(t_ns, int(digits)) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else 0
         if (match := self._original.search(line) or self._widened.search(line)) is None:
             unit = rate_units.find_unit(line)

@@ -25,7 +25,7 @@ from pipeline.base.domain.service_figures import OBJECTIVE_MET_WORST
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count, format_duration, group_by, say
-from pipeline.observe import live_rate
+from pipeline.observe import output_rates
 from pipeline.observe.group_result import GroupResult
 from pipeline.record import invocation
 
@@ -96,12 +96,13 @@ class Climb:
             self._took_s[number] = self._clock() - begin_s
         self._stops_some = bool(rows) and _is_counted(rows)
         selected = self._select(launch, rows)
-        self._launched = (len(selected[0].jobs), self._clock()) if selected else None
-        if selected and self._stops_some and self._block > 1:
-            joined = self._join(selected, rows, following)
-            self._launched = self._launched if len(joined) == 1 else None
-            return joined
-        return self._join_twice(selected, following) if self._stops_some else selected
+        if selected and self._stops_some:
+            is_first = self._block == 1
+            selected = self._join_twice(selected, following) if is_first else self._join(selected, rows, following)
+        # A launch of a later block that measures several numbers does not tell how long one takes.
+        is_timed = bool(selected) and not (self._stops_some and self._block > 1 and len(selected) > 1)
+        self._launched = (len(selected[0].jobs), self._clock()) if is_timed else None
+        return selected
 
     def _select(self, launch: Sequence[Group], rows: Sequence[GroupResult]) -> list[Group]:
         if rows and self._is_first:
@@ -152,7 +153,7 @@ class Climb:
 
     def _join_twice(self, selected: list[Group], following: Sequence[Group]) -> list[Group]:
         """Return a selected group of the first block, after that with twice as many jobs unless this takes long."""
-        if not selected or selected[0].sequential:
+        if selected[0].sequential:
             return selected
         mode, number = _identify_mode(selected[0]), 2 * len(selected[0].jobs)
         twice = [
@@ -163,7 +164,6 @@ class Climb:
         joined = [*twice, *selected]
         if not twice or self._takes_long(number, most=1) or not _can_share_launch(joined):
             return selected
-        self._launched = number, self._clock()
         return joined
 
     def _join(self, selected: Sequence[Group], rows: Sequence[GroupResult], following: Sequence[Group]) -> list[Group]:
@@ -375,7 +375,7 @@ def _is_counted(rows: Sequence[GroupResult]) -> bool:
     A printed speed may be an average since the start.
     """
     patterns = {job.workload.rate.pattern for job in rows[0].group.jobs}
-    return rows[0].group.window.stops_scripts and all(map(live_rate.is_counter, patterns))
+    return rows[0].group.window.stops_scripts and all(map(output_rates.is_counter, patterns))
 
 
 def _identify_mode(group: Group) -> tuple[str, str]:

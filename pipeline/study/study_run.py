@@ -23,7 +23,7 @@ from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.clean.journal import Journal
 from pipeline.launch.window_length import SLICES_S
-from pipeline.observe import endings, live_rate, phases
+from pipeline.observe import endings, live_rate, output_rates, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.study_progress import MemoryForecast, Progress
@@ -448,7 +448,7 @@ class StudyRun:
 def _describe_source(row: GroupResult) -> str:
     """Say what the first run of a script has shown: whether what it prints is measured, or its whole run."""
     workload = row.group.jobs[0].workload
-    if live_rate.is_counter(workload.rate.pattern):
+    if output_rates.is_counter(workload.rate.pattern):
         return f"note: {workload.name} prints the numbers of its steps, whose rise is measured without start-up"
     if (pattern := workload.rate.pattern) is not None:
         setting = shlex.quote(f'workload.metric_pattern="{pattern}"')

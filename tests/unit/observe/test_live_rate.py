@@ -9,7 +9,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.observe import live_rate
 from pipeline.observe.live_rate import LiveRate, PrintedRates
-from pipeline.observe.output_rates import OutputReader
+from pipeline.observe.output_rates import OutputReader, is_counter
 from tests.support.rows import S, group, state, workload
 
 pytestmark = pytest.mark.covers("pipeline/observe/live_rate.py", "pipeline/observe/output_rates.py")
@@ -68,8 +68,8 @@ def test_a_program_with_several_rates_is_read_by_the_first(make_reader):
 
 
 def test_a_trial_without_a_rate_is_read_by_its_counter(make_reader, monkeypatch):
-    now_s = iter([10.0, 12.0, 13.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now_s))
+    now_s = iter([10, 12, 13])
+    monkeypatch.setattr("time.monotonic_ns", lambda: next(now_s) * S)
     reader, write = make_reader()
     write("step 1\nstep 2\nstep 3\n")
     assert reader.read() is None
@@ -260,7 +260,7 @@ class TestPrintedRates:
             self.now_s += 9
             assert not printed.is_over()  # the window begins again
         self.now_s += 9
-        assert printed.is_over() and live_rate.is_counter(printed.patterns["program 0"])
+        assert printed.is_over() and is_counter(printed.patterns["program 0"])
 
     def test_a_time_instead_of_a_rate_counts(self, tmp_path):
         states = self.make_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
