@@ -60,7 +60,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
                 logged = _check_logged_together(group, batch, logged)
-            jobs.append(_judge_job(group, state, log, logged, batch.windows, observation, read))
+            jobs.append(_judge_job(group, state, log, logged, batch, observation, read))
     windows = [window for batch in batches for window in batch.windows]
     ending = endings.judge_group(
         jobs, observation.reason, interrupted=observation.interrupted, expected=len(group.jobs)
@@ -212,11 +212,12 @@ def _judge_job(
     state: JobState,
     log: Events,
     logged: LoggedRate | None,
-    windows: Sequence[sample_figures.Window],
+    batch: Batch,
     observation: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
+    windows = batch.windows
     place = observation.places[state.job.index] if observation.places else {}
     # The samples of a process that hosts several jobs are figures of the group, not of a job.
     of_job = {} if state.is_tenant else read.get((state.job.index, None), {})
@@ -225,7 +226,7 @@ def _judge_job(
     if log.started_ns is not None and end_ns is not None and group.window.has_makespan:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     metrics |= throughput.compute_work_figures(
-        group, state.job, log, logged, windows, metrics.get("makespan_s"), state.holds
+        group, state.job, log, logged, batch.windows_of_rates, metrics.get("makespan_s"), state.holds
     )
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, observation.fields, log.started_ns)

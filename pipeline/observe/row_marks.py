@@ -59,6 +59,12 @@ class Batch:
         return (self.windows[0][0], self.windows[-1][1]) if self.windows else None
 
     @property
+    def windows_of_rates(self) -> Sequence[Window]:
+        """The windows, without the times in which the logged value of a job is unknown."""
+        points = [logged.points for logged in self.logged if logged is not None]
+        return [part for window in self.windows for part in throughput.cut_gaps(window, points)]
+
+    @property
     def logged_spans(self) -> list[Window]:
         """The time span of the logged values of each job that logged any."""
         return [

@@ -43,6 +43,9 @@ LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 """A logged value covers too much time if, with `LEAST_GAPS` or more values in the window, it covers more than
 `LONG_TIMES` medians and more than `LONG_SHARE` of the window."""
 
+LEAST_KNOWN = 0.25
+"""Least part of a window in which the values of all jobs must be known for the rest of it to be left out."""
+
 
 def compute_step_figures(
     kind: WindowKind, unit: str, log: Events, windows: Sequence[Window], holds: Sequence[Window] = ()
@@ -87,19 +90,40 @@ def find_logged_span(points: Points, begin_ns: int) -> Window:
     return (points[0][0] if len(points) > 1 else min(begin_ns, points[0][0]), points[-1][0])
 
 
-def average_logged_rate(points: Points, window: Window | None) -> float:
-    """Return the mean of the logged values over the window; each value covers the time since the previous value.
+def average_logged_rate(points: Points, windows: Sequence[Window]) -> float:
+    """Return the mean of the logged values over the windows; each value covers the time since the previous value.
 
-    Without a window, return the last value, which is the program's own figure for its whole run; of a counter, return
+    Without windows, return the last value, which is the program's own figure for its whole run; of a counter, return
     the mean.
     """
-    if window is None:
+    if not windows:
         if not math.isnan(points[0][1]):
             return points[-1][1]
-        window = points[0][0], points[-1][0]
-    covered = list(_clip_values(points, window))
+        windows = [(points[0][0], points[-1][0])]
+    covered = [part for window in windows for part in _clip_values(points, window)]
     total_ns = sum(ns for ns, _ in covered)
     return sum(ns * value for ns, value in covered) / total_ns if total_ns else points[-1][1]
+
+
+def cut_gaps(window: Window, points_of_jobs: Iterable[Points]) -> list[Window]:
+    """Return the parts of a window in which the logged values of all jobs are known, if they are `LEAST_KNOWN` of it.
+
+    While the counter of one job begins again, as for a validation, the others may be faster.
+    """
+    begin, end = window
+    gaps = (
+        (before, after)
+        for points in points_of_jobs
+        for (before, _), (after, value) in itertools.pairwise(points)
+        if math.isnan(value)
+    )
+    parts = list[Window]()
+    for gap_begin, gap_end in sorted(gaps):
+        parts.append((begin, min(gap_begin, end)))
+        begin = max(begin, gap_end)
+    parts.append((begin, end))
+    known = [part for part in parts if part[0] < part[1]]
+    return known if sum(map(measure_seconds, known)) >= LEAST_KNOWN * measure_seconds(window) else [window]
 
 
 def _clip_values(points: Points, window: Window) -> Iterator[tuple[int, float]]:
@@ -235,8 +259,7 @@ def compute_work_figures(
         metrics |= {work_units.rate_of(unit): samples / makespan_s, work_units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
         unit = logged.work_unit
-        window = windows[0] if windows and kind is WindowKind.LOGGED else None
-        rate = average_logged_rate(logged.points, window)
+        rate = average_logged_rate(logged.points, windows if kind is WindowKind.LOGGED else [])
         metrics |= {} if math.isnan(rate) else {work_units.rate_of(unit): rate}
     for other, number in work_units.list_second_units(unit, log.params):
         for name in (work_units.rate_of, work_units.number_of):
@@ -412,7 +435,7 @@ def _average_logged(points: Points, turn: Window) -> tuple[float, int]:
         for (before, _), (after, rate) in itertools.pairwise(points)
         if turn[0] <= before < after <= turn[1] and not math.isnan(rate)
     ]
-    rate = average_logged_rate(points, turn) if points else 0.0
+    rate = average_logged_rate(points, [turn]) if points else 0.0
     if inside:
         rate = sum(rate * ns for rate, ns in inside) / sum(ns for _, ns in inside)
     return rate * measure_seconds(turn), len(inside)

@@ -38,7 +38,7 @@ _LAST_BY_ONE = 4
 """Number of jobs up to which the first block adds one at a time although each number needs a launch of its own."""
 _KEPT_OF_FEW, _KEPT_OF_MANY = 0.9, 0.75
 """Part of its speed alone that each job must keep for the first block to double their number: below four, above."""
-_MANY, _LONGEST_SHARE = 16, 0.2
+_MANY, _LONGEST_SHARE = 16, 0.25
 """Number of jobs above which no launch may be expected to take longer than this share of the minutes."""
 _FAR_BEHIND = 0.8
 """Part of the speed of another mode, with as many jobs, below which a mode gets no more jobs in the first block."""
@@ -147,8 +147,11 @@ class Climb:
 
     def _takes_long(self, num_jobs: int, most: int = _MANY) -> bool:
         """Return whether a launch of more than `most` jobs, after the largest so far, would take too many minutes."""
-        largest = max(self._took_s, default=1)
-        expected_s = self._took_s.get(largest, 0.0) * num_jobs / largest
+        smaller, largest = [0, 0, *sorted(self._took_s)][-2:]
+        expected_s = took_s = self._took_s.get(largest, 0.0)
+        if num_jobs > largest > smaller:  # at most in proportion
+            of_one_s = (took_s - self._took_s.get(smaller, 0.0)) / (largest - smaller)
+            expected_s += (num_jobs - largest) * min(of_one_s, took_s / largest)
         return num_jobs > max(most, largest) and expected_s > _LONGEST_SHARE * 60 * self.minutes
 
     def _join_twice(self, selected: list[Group], following: Sequence[Group]) -> list[Group]:

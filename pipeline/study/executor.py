@@ -81,6 +81,7 @@ def _run(launch: Sequence[Group], resources: StudyResources) -> tuple[GroupResul
                     execution.tags |= live_rate.make_tags(launch[0], resources.patterns)
                     row = execution.judge()  # takes long if the jobs wrote much output
                     hosted = execution.judge_others(row)  # before the sender moves the files of the jobs
+                    execution.remove_partial_files()
             except Interrupted as error:
                 interrupted = error
             row = row or execution.judge_interrupted()

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -188,6 +189,13 @@ class GroupExecution:
             return []
         measured = {part.num_jobs for part in self.slices}
         return [self._judge_other(group) for group in self.launch[1:] if len(group.jobs) in measured]
+
+    def remove_partial_files(self) -> None:
+        """Remove what copies wrote to their folders before a search stopped them, which would soon fill the disk."""
+        if self.resources.whole_run_s and self.group.window.stops_scripts:
+            for state in self._states():
+                if state.ended.told_ns is not None:
+                    shutil.rmtree(state.folder / layout.OUTPUT, ignore_errors=True)
 
     def _judge_other(self, group: Group) -> GroupResult:
         tags = {Tag.LAUNCH: self.record.spool_id} | live_rate.make_tags(group, self.resources.patterns)

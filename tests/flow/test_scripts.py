@@ -72,7 +72,8 @@ for number in itertools.count():
     print(f"epoch 1, step {number}")
 """
 ENDLESS = """
-import sys, time
+import os, sys, time
+open(os.environ["COLLOCATION_OUTPUT_DIR"] + "/checkpoint.pt", "w").close()
 while True:
     time.sleep(0.1)
     if len(sys.argv) > 1: print(f"step, {float(sys.argv[1]):.1f} samples/s")
@@ -87,7 +88,7 @@ def search(run, tmp_path):
     return lambda *words: run(*fixed, *words)
 
 
-def test_a_search_measures_the_speed_that_an_endless_script_prints(search, client):
+def test_a_search_measures_the_speed_that_an_endless_script_prints(search, client, tmp_path):
     status, out, err = search("workload.args=[7]", "advise_minutes=0.2")
     assert status == 0, err
     assert "endless prints its speed, which is measured without start-up" in err
@@ -96,6 +97,7 @@ def test_a_search_measures_the_speed_that_an_endless_script_prints(search, clien
     for row, _ in groups(client, "advise"):
         assert row.data.tags["collocation.rate_pattern"] == "([0-9.]+) samples/s"
         assert row.data.params["window"] == "logged" and "makespan_s" not in row.data.metrics
+    assert list(tmp_path.rglob("stdout.log")) and not list(tmp_path.rglob("checkpoint.pt"))
     status, out, err = search("workload.args=[7]", "advise_minutes=0.3", "resume=true")
     assert "resume: 2 of 4 groups are finished" in err and len(groups(client, "advise")) == 2
     assert "2.00 times the work an hour" in out

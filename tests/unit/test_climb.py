@@ -177,8 +177,8 @@ def test_the_number_doubles_while_copies_nearly_keep_their_speed(curve, first, l
     assert climb.is_decided and curve[degree - 1] > 0.94 * max(curve)
 
 
-@pytest.mark.parametrize(("launch_s", "most"), [(6.0, 32), (110.0, 16)])
-def test_more_than_sixteen_copies_are_tried_unless_their_launch_takes_a_fifth_of_the_minutes(launch_s, most):
+@pytest.mark.parametrize(("launch_s", "most"), [(6.0, 32), (145.0, 16)])
+def test_more_than_sixteen_copies_are_tried_unless_their_launch_takes_a_quarter_of_the_minutes(launch_s, most):
     class Slow(Machine):
         def run(self, the_group):
             self.clock_s += launch_s * (len(the_group.jobs) > 8)

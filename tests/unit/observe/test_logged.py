@@ -470,6 +470,22 @@ TQDM = (
 )
 
 
+@pytest.mark.parametrize(
+    ("gaps_of_jobs", "parts"),
+    [
+        ([[], []], [(10, 20)]),
+        ([[(12, 14)], [(13, 15), (18, 25)]], [(10, 12), (15, 18)]),
+        ([[(5, 16)], []], [(16, 20)]),
+        ([[(5, 16)], [(17, 30)]], [(10, 20)]),  # less than a quarter would be left
+    ],
+)
+def test_the_time_in_which_the_counter_of_any_job_begins_again_is_left_out(gaps_of_jobs, parts):
+    def points(gaps):
+        return [(0, math.nan), *((t_ns, value) for gap in gaps for t_ns, value in ((gap[0], 5.0), (gap[1], math.nan)))]
+
+    assert throughput.cut_gaps((10, 20), [points(gaps) for gaps in gaps_of_jobs]) == parts
+
+
 def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_path):
     alone, states = make_script_states(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
     (states[0].folder / "stderr.log").write_bytes(TQDM)
@@ -496,9 +512,9 @@ def test_the_rate_of_a_counter_is_its_rise_over_the_time_without_restarts(tmp_pa
     output = read_output(tmp_path / "log", COUNTER, text, [n * S for n in (1, 2, 9, 11)], ends, 12 * S, unit="")
     assert output.points[1::2] == [(2 * S, 20), (11 * S, 10)]
     assert math.isnan(output.points[0][1]) and math.isnan(output.points[2][1])  # as in a validation between epochs
-    assert throughput.average_logged_rate(output.points, (0, 20 * S)) == pytest.approx((20 + 20) / 3)
-    assert throughput.average_logged_rate(output.points, None) == pytest.approx((20 + 20) / 3)
-    assert throughput.average_logged_rate(output.points, (10 * S, 11 * S)) == 10
+    assert throughput.average_logged_rate(output.points, [(0, 20 * S)]) == pytest.approx((20 + 20) / 3)
+    assert throughput.average_logged_rate(output.points, []) == pytest.approx((20 + 20) / 3)
+    assert throughput.average_logged_rate(output.points, [(10 * S, 11 * S)]) == 10
     assert throughput.count_values(output.points, (0, 20 * S)) == 2
     assert throughput.describe_long_value(output.points, (0, 20 * S)) is None
 
