@@ -325,7 +325,8 @@ class Climb:
             if failed.result is Result.TIMEOUT:
                 is_sought = any(job.workload.rate.is_sought for job in failed.group.jobs)
                 other = "let it print lines such as step 120" if is_sought else "set metric_pattern"
-                yield "No answer: the job alone took too long, and printed neither step numbers nor its speed."
+                limit = format_duration(failed.group.limits.group_s)
+                yield f"No answer: in {limit}, the job alone did not end, and printed too few step numbers or speeds."
                 yield f"Shorten its run (fewer steps), add minutes, or {other}."
             else:
                 yield "No answer: the job fails alone."
@@ -347,7 +348,8 @@ class Climb:
             number = [] if choice.case.is_mix else [f"degree={choice.degree}"]
             new = [f"scenario={choice.sharing.name}", *number, "baseline=never"]
             command = invocation.spell_changed_command(words, *new, without=_OF_THE_SEARCH)
-            yield f"run it: {invocation.mask_command(command)}"
+            hint = "" if choice.case.is_mix else "   # equal copies; for trials that differ: +experiment=pack"
+            yield f"run it: {invocation.mask_command(command)}{hint}"
         if not is_decided:
             yield go_on
 
@@ -363,9 +365,9 @@ def _list_remarks(rows: Sequence[GroupResult], *, has_intervals: bool) -> Iterat
         yield f"Measured is the {what} that {name} prints; its start-up does not count."
     num_groups = format_count(len(rows), "group")
     if invalid := [row.marks.invalid for row in rows if row.marks.invalid]:
-        yield f"{len(invalid)} of {num_groups} are invalid: {textwrap.shorten(invalid[0], 120)}."
+        yield f"Invalid: {len(invalid)} of {num_groups}: {textwrap.shorten(invalid[0], 120)}."
     if notes := [row.marks.note for row in rows if row.marks.note and not row.marks.invalid]:
-        yield f"{len(notes)} of {num_groups} have a note (ok*): {textwrap.shorten(notes[0], 120)}."
+        yield f"Noted (ok*): {len(notes)} of {num_groups}: {textwrap.shorten(notes[0], 120)}."
     if device.is_simulated:
         yield "The GPU is simulated: this shows what an answer looks like, not what a GPU does."
     elif not device.is_gpu:

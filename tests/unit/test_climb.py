@@ -190,7 +190,7 @@ def test_more_than_sixteen_copies_are_tried_unless_their_launch_takes_a_quarter_
     answer = " ".join(" ".join(climb.answer(rows, ["run.py"])).split())
     if most == 32:
         assert answer.startswith("Decided: run 32 copies") and "go on:" not in answer
-        assert "More copies were not tried, and may gain more: add degree=16,32,48,64." in answer
+        assert "More than 32 were not tried; to try them, add degree=16,32,48,64." in answer
     else:
         assert answer.startswith("Sharing gains; the number is not decided. So far: run 16 copies")
         assert "More copies were not tried in these minutes, and may gain more." in answer and "go on:" in answer
@@ -406,7 +406,7 @@ def test_disturbed_groups_are_counted_and_lead_nothing():
     text = "\n".join(climb.answer(marked, ["run.py"]))
     num_marked = sum(len(row.group.jobs) == 2 for row in rows)
     assert text.startswith("Decided: run 3 copies side by side (naive): 1.90 times") and "\n   2  invalid\n" in text
-    assert f"{num_marked} of {len(rows)} groups are invalid: a job waited for a CPU." in text
+    assert f"Invalid: {num_marked} of {len(rows)} groups: a job waited for a CPU." in text
 
 
 def test_a_job_that_fails_alone_ends_the_search():

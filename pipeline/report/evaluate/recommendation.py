@@ -283,7 +283,7 @@ def _describe_untried(recommendation: Recommendation, *, is_cut_off: bool) -> It
         yield "More copies were not tried in these minutes, and may gain more."
     elif choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
         numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
-        yield f"More copies were not tried, and may gain more: add degree={','.join(map(str, numbers))}."
+        yield f"More than {choice.degree} were not tried; to try them, add degree={','.join(map(str, numbers))}."
 
 
 def _list_rivals(rivals: Sequence[Cell]) -> str:
@@ -331,13 +331,16 @@ def _explain_fewer(recommendation: Recommendation) -> Iterator[str]:
     is_next = fastest.degree == choice.degree + 1
     if fastest is not choice and fastest.mode == choice.mode and fastest not in recommendation.open and not is_next:
         ratio = recommendation.compare(fastest, choice)
-        faster = "are hardly faster" if (ratio.high or ratio.median) <= 1 + 2 * TOLERANCE else "may be faster"
-        yield f"{_name(fastest, is_start=True)} {faster} ({_describe_most(ratio)}); fewer cost less."
+        if (ratio.high or ratio.median) > 1 + 2 * TOLERANCE:
+            comparison = "may be faster"
+        else:
+            comparison = "are hardly faster" if ratio.median > 1 + MARGIN else "are about as fast"
+        yield f"{_name(fastest, is_start=True)} {comparison} ({_describe_most(ratio)}); fewer cost less."
 
 
 def _describe_most(ratio: Estimate) -> str:
-    return f"{100 * (ratio.median - 1):.0f} %" + (
-        "" if ratio.high is None else f", at most {100 * (ratio.high - 1):.0f} %"
+    return f"{100 * (ratio.median - 1):+.0f} %" + (
+        "" if ratio.high is None else f", at most {100 * (ratio.high - 1):+.0f} %"
     )
 
 
