@@ -204,22 +204,29 @@ def test_a_mode_far_behind_another_one_gets_no_more_jobs_in_the_first_block():
     assert climb.is_decided and name(climb)[0] == "mps"
 
 
-def list_launches(curves, pattern="step (?P<count>[0-9]+)"):
-    """Run two blocks of scripts; return the block of each launch, and the mode and number of jobs of its groups."""
+def search_scripts(curves, machine, pattern="step (?P<count>[0-9]+)", num_blocks=2, copy_s=0.0):
+    """Run scripts, each copy of which takes long to start; return the climb, its rows and the groups of each launch."""
     window = Window(kind=WindowKind.LOGGED, seconds=8.0)
-    planned = [replace(one, window=window, jobs=read_by(pattern, one.jobs)) for one in plan(curves, 2)]
-    machine, comparison, rows, launches = Machine(curves, 0, noise=0.002), Comparison(), [], []
+    planned = [replace(one, window=window, jobs=read_by(pattern, one.jobs)) for one in plan(curves, num_blocks)]
+    comparison, rows, launches = Comparison(), [], []
     climb = Climb("test", planned, 10.0, clock=lambda: machine.clock_s)
     while planned:
         first, *following = planned
         following = [one for one in following if one.block == first.block]
         selected = climb.select([first], [comparison.get_latest(row) for row in rows], following)
+        machine.clock_s += copy_s * len(selected[0].jobs) if selected else 0.0
         for one in selected:
             rows.append(machine.run(one))
             comparison.add(rows[-1])
-        launches += [(first.block, [(one.scenario, len(one.jobs)) for one in selected])] if selected else []
+        launches += [selected] if selected else []
         planned = [one for one in planned if one is not first and one not in selected]
-    return launches
+    return climb, [comparison.get_latest(row) for row in rows], launches
+
+
+def list_launches(curves, **options):
+    """Run two blocks of scripts; return the block of each launch, and the mode and number of jobs of its groups."""
+    _, _, launches = search_scripts(curves, Machine(curves, 0, noise=0.002), **options)
+    return [(launch[0].block, [(one.scenario, len(one.jobs)) for one in launch]) for launch in launches]
 
 
 def read_by(pattern, jobs):
@@ -243,9 +250,23 @@ def test_a_later_block_starts_the_most_copies_of_a_script_and_stops_some_for_eac
 
 
 def test_copies_of_a_script_that_prints_only_its_speed_have_launches_of_their_own():
-    launches = list_launches(SCRIPTS, "([0-9.]+) samples/s")
+    launches = list_launches(SCRIPTS, pattern="([0-9.]+) samples/s")
     assert {block for block, _ in launches} == {1, 2} and all(len(launch) == 1 for _, launch in launches)
     assert (1, [("mps", 3)]) in launches  # the number no longer doubles
+
+
+@pytest.mark.slow
+def test_ten_minutes_decide_most_searches_of_scripts_that_start_slowly():
+    num_decided = 0
+    for most in (5, 9, 13, 20):
+        curves = {"naive": [n / (1 + (n / most) ** 4) ** 0.25 for n in range(1, 33)]}
+        for seed in range(5):
+            machine = Machine(curves, seed, noise=0.02, drift=0.02)
+            climb, rows, _ = search_scripts(curves, machine, num_blocks=30, copy_s=4.0)
+            list(climb.answer(rows, ["run.py"]))
+            assert not climb.is_decided or curves["naive"][name(climb)[1] - 1] > 0.9 * max(curves["naive"])
+            num_decided += climb.is_decided
+    assert num_decided >= 15
 
 
 def test_a_group_that_the_plan_skips_is_not_selected():
