@@ -55,12 +55,13 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         measured = [state for state in states if not state.job.is_co_runner]
         batch = _make_batch(group, measured, log_of, logged_of, observation.slices)
         batches.append(batch)
+        rate_windows = batch.windows_of_rates
         in_turns.append(throughput.compute_turn_rates(states, log_of, logged_of, batch.window))
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
                 logged = _check_logged_together(group, batch, logged)
-            jobs.append(_judge_job(group, state, log, logged, batch, observation, read))
+            jobs.append(_judge_job(group, state, log, logged, batch.windows, rate_windows, observation, read))
     windows = [window for batch in batches for window in batch.windows]
     ending = endings.judge_group(
         jobs, observation.reason, interrupted=observation.interrupted, expected=len(group.jobs)
@@ -212,12 +213,12 @@ def _judge_job(
     state: JobState,
     log: Events,
     logged: LoggedRate | None,
-    batch: Batch,
+    windows: Sequence[sample_figures.Window],
+    rate_windows: Sequence[sample_figures.Window],
     observation: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
-    windows = batch.windows
     place = observation.places[state.job.index] if observation.places else {}
     # The samples of a process that hosts several jobs are figures of the group, not of a job.
     of_job = {} if state.is_tenant else read.get((state.job.index, None), {})
@@ -226,7 +227,7 @@ def _judge_job(
     if log.started_ns is not None and end_ns is not None and group.window.has_makespan:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     metrics |= throughput.compute_work_figures(
-        group, state.job, log, logged, batch.windows_of_rates, metrics.get("makespan_s"), state.holds
+        group, state.job, log, logged, rate_windows, metrics.get("makespan_s"), state.holds
     )
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, observation.fields, log.started_ns)

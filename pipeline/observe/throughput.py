@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pipeline.base.domain import work_units
@@ -129,7 +130,9 @@ def cut_gaps(window: Window, points_of_jobs: Iterable[Points]) -> list[Window]:
 def _clip_values(points: Points, window: Window) -> Iterator[tuple[int, float]]:
     """Yield the time that each known value covers in a window, in ns, and the value."""
     begin, end = window
-    for (before, _), (after, value) in itertools.pairwise(points):
+    first = max(0, bisect_right(points, begin, key=itemgetter(0)) - 1)
+    last = bisect_left(points, end, key=itemgetter(0))
+    for (before, _), (after, value) in itertools.pairwise(points[first : last + 1]):
         covered_ns = min(after, end) - max(before, begin)
         if covered_ns > 0 and not math.isnan(value):
             yield covered_ns, value

@@ -264,7 +264,9 @@ def ended_group(tmp_path, monkeypatch):
         yield record
 
     monkeypatch.setattr(group_execution.GroupExecution, "run", run)
-    resources = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), patterns={}, rates={})
+    resources = SimpleNamespace(
+        spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), patterns={}, whole_run_s=0.0
+    )
     return SimpleNamespace(group=alone, resources=resources, closed=closed, job=job)
 
 
