@@ -148,11 +148,12 @@ class Climb:
     def _takes_long(self, num_jobs: int, most: int = _MANY) -> bool:
         """Return whether a launch of more than `most` jobs, after the largest so far, would take too many minutes."""
         smaller, largest = [0, 0, *sorted(self._took_s)][-2:]
-        expected_s = took_s = self._took_s.get(largest, 0.0)
-        if num_jobs > largest > smaller:  # half to all of the time that one of the largest takes, for each further one
-            of_one_s = (took_s - self._took_s.get(smaller, 0.0)) / (largest - smaller)
-            expected_s += (num_jobs - largest) * min(max(of_one_s, took_s / largest / 2), took_s / largest)
-        return num_jobs > max(most, largest) and expected_s > _LONGEST_SHARE * 60 * self.minutes
+        if num_jobs <= max(most, largest) or not largest:
+            return False
+        took_s, mean_s = self._took_s[largest], self._took_s[largest] / largest
+        of_one_s = (took_s - self._took_s.get(smaller, 0.0)) / (largest - smaller)
+        of_one_s = min(max(of_one_s, mean_s / 2), mean_s)  # launches scatter
+        return took_s + (num_jobs - largest) * of_one_s > _LONGEST_SHARE * 60 * self.minutes
 
     def _join_twice(self, selected: list[Group], following: Sequence[Group]) -> list[Group]:
         """Return a selected group of the first block, after that with twice as many jobs unless this takes long."""

@@ -120,7 +120,7 @@ def test_a_later_block_of_a_search_starts_the_most_copies_and_stops_some(run, cl
 def test_a_search_ends_if_a_script_neither_ends_nor_prints_its_speed(search):
     status, out, _ = search("advise_minutes=0.06")
     assert status == 1
-    assert "the job alone did not end, and printed too few step numbers or speeds." in out
+    assert "No answer: in " in out and ", the job alone did not end, and printed too few step numbers or speeds." in out
     assert "Shorten its run (fewer steps), add minutes, or let it print lines such as step 120." in out
 
 

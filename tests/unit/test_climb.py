@@ -190,7 +190,7 @@ def test_more_than_sixteen_copies_are_tried_unless_their_launch_takes_a_quarter_
     answer = " ".join(" ".join(climb.answer(rows, ["run.py"])).split())
     if most == 32:
         assert answer.startswith("Decided: run 32 copies") and "go on:" not in answer
-        assert "More than 32 were not tried; to try them, add degree=16,32,48,64." in answer
+        assert "More than 32 copies were not tried; to try them, add degree=16,32,48,64." in answer
     else:
         assert answer.startswith("Sharing gains; the number is not decided. So far: run 16 copies")
         assert "More copies were not tried in these minutes, and may gain more." in answer and "go on:" in answer

@@ -283,7 +283,7 @@ def _describe_untried(recommendation: Recommendation, *, is_cut_off: bool) -> It
         yield "More copies were not tried in these minutes, and may gain more."
     elif choice.sharing != SERIAL and not choice.case.is_mix and choice.degree == max(of_mode):
         numbers = sorted({max(2, factor * choice.degree // 2) for factor in (1, 2, 3, 4)})
-        yield f"More than {choice.degree} were not tried; to try them, add degree={','.join(map(str, numbers))}."
+        yield f"More than {choice.degree} copies were not tried; to try them, add degree={','.join(map(str, numbers))}."
 
 
 def _list_rivals(rivals: Sequence[Cell]) -> str:
